@@ -1,7 +1,6 @@
-"""Pictures of things in the plane: points, edges between them, their ways; PNG and SVG, and GIF of what moves.
+"""Pictures of points, edges and paths in the plane as PNG and SVG, and of motion as GIF.
 
-Nothing is random and nothing is global: the same arguments give the same bytes.
-"""
+Nothing is random or global: the same arguments give the same bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ _DPI = 110
 
 
 class Drawing(NamedTuple):
-    """One picture, of points and of lines."""
+    """A picture of points and lines in both formats."""
 
     png: bytes
     svg: bytes
 
 
 def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
-    """Panels of the same points (N, 2), each, by its title, with edges of its own: pairs (2, E), or weights (N, N)
-    between 0 and 1, by which they are opaque."""
+    """Draw panels of the same points (N, 2), each with edges of its own: pairs (2, E), or weights (N, N) from 0 to 1,
+    which set the opacity."""
     import numpy as np
 
     positions = as_array(positions_N2)
@@ -49,7 +48,7 @@ def graphs(positions_N2: ArrayLike, edges: Mapping[str, ArrayLike]) -> Drawing:
 
 
 def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
-    """Panels of the ways of N points in T steps, (T, N, 2), by title; a dot where each ends. All on one scale."""
+    """Draw panels of the paths of N points, (T, N, 2), by title, a dot at each end, all on one scale."""
     figure, axes = _figure(len(paths_TN2))
     low, high = _bounds(list(paths_TN2.values()))
     for axis, (title, way) in zip(axes, paths_TN2.items(), strict=True):
@@ -62,7 +61,7 @@ def paths(paths_TN2: Mapping[str, ArrayLike]) -> Drawing:
 
 
 def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: str = "") -> Drawing:
-    """Panels of the same points, each with a value (N,) as their color, all on one scale."""
+    """Draw panels of the same points, colored by values (N,), all on one scale."""
     positions, rows = as_array(positions_N2), {k: as_array(v) for k, v in values.items()}
     figure, axes = _figure(len(rows))
     low, high = min(row.min() for row in rows.values()), max(row.max() for row in rows.values())
@@ -74,8 +73,8 @@ def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: s
 
 
 def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Drawing:
-    """Panels, by title, of numbers (N,) beside what was predicted of them (N,), a dot each, and the line where both are
-    equal; with the root of the mean squared difference. All on one scale."""
+    """Draw panels, by title, of measured numbers (N,) beside predicted ones (N,), the line of equality, and the root of
+    the mean squared difference, all on one scale."""
     import numpy as np
 
     numbers = {title: np.stack([as_array(part) for part in pair], -1) for title, pair in pairs.items()}
@@ -93,7 +92,7 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Drawing:
 
 
 def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x_label: str, y_label: str) -> Drawing:
-    """Panels, by title, of numbers (N,) and of what depends on them, (N,) by name; a dashed line for the first name."""
+    """Draw panels, by title, of x (N,) and curves (N,) by name; the first one is dashed."""
     figure, axes = _figure(len(panels), 2.6)
     for axis, (title, (x, lines)) in zip(axes, panels.items(), strict=True):
         for place, (name, y) in enumerate(lines.items()):
@@ -109,8 +108,7 @@ def curves(panels: Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]], *, x
 
 
 def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
-    """Rows of images that change, (T, H, W), by title, each time a column, all on one scale of greys
-    with a color bar."""
+    """Draw a row of images for each video (T, H, W), by title, all on one scale of greys with a color bar."""
     import numpy as np
     from matplotlib.figure import Figure
 
@@ -129,7 +127,7 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
 
 
 def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, tail: int = 15) -> bytes:
-    """Panels of N points that move for T steps, (T, N, 2), by title, each with the last `tail` steps of its way."""
+    """Draw panels of N points that move for T steps, (T, N, 2), by title, each with a tail of its last steps."""
     ways = {title: as_array(way) for title, way in paths_TN2.items()}
     figure, axes = _figure(len(ways))
     low, high = _bounds(list(ways.values()))
@@ -150,7 +148,7 @@ def motion_gif(paths_TN2: Mapping[str, ArrayLike], *, tail: int = 15) -> bytes:
 
 
 def images_gif(frames_THW: Mapping[str, ArrayLike]) -> bytes:
-    """Panels of images that change, (T, H, W), by title, all on one scale of greys."""
+    """Draw panels of videos (T, H, W), by title, all on one scale of greys."""
     videos = {title: as_array(video) for title, video in frames_THW.items()}
     figure, axes = _figure(len(videos))
     low, high = min(video.min() for video in videos.values()), max(video.max() for video in videos.values())
@@ -175,7 +173,7 @@ def _figure(panels: int, inches: float = 2.2) -> tuple[Any, list[Any]]:
 
 
 def _bounds(ways: Sequence[ArrayLike]) -> tuple[Any, Any]:
-    """The corners of what holds all finite points."""
+    """Return the corners of the box around all finite points."""
     import numpy as np
 
     points = np.concatenate([as_array(way).reshape(-1, 2) for way in ways])

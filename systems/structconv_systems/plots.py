@@ -18,8 +18,7 @@ _Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = ()) -> bytes:
-    """Small images in a row, each on its own scale from its least to its largest value, with a color bar, as one
-    PNG."""
+    """Draw small images in a row, each on its own scale with a color bar."""
     figure, axes = panels(len(images), 1.2, left=0.1, right=BAR)
     for k, (axis, image) in enumerate(zip(axes, images, strict=True)):
         color_bar(axis, axis.imshow(as_array(image), cmap="magma", interpolation="nearest"))
@@ -31,11 +30,10 @@ def images_png(images: Sequence[ArrayLike], titles: Sequence[str] = ()) -> bytes
 
 def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, logarithmic: bool = False,
                dashed: Mapping[str, _Curve] | None = None) -> bytes:
-    """Named curves, each (x values, y values), in one frame, as one PNG.
+    """Draw named curves, each (x values, y values), in one frame.
 
     Args:
-        logarithmic: both axes are.
-        dashed: further curves by the names of those whose colors they have.
+        logarithmic: if True, both axes are. dashed: further curves, in the colors of those of the same name.
     """
     figure, (axis,) = panels(1, 6.0, aspect=0.55, left=0.75)
     for name, (x, y) in curves.items():
@@ -54,8 +52,7 @@ def curves_png(curves: Mapping[str, _Curve], *, x_label: str, y_label: str, loga
 
 def growth_png(sizes: Sequence[int], rows: Mapping[str, Mapping[str, Any]], predicted: str, *, x_label: str,
                y_label: str) -> bytes:
-    """Measured times, ``seconds`` of each row, over the sizes; dashed beside them what `predicted` of it says if the
-    largest takes what it took."""
+    """Draw ``seconds`` of each row over the sizes and, dashed, its `predicted` costs, scaled to the last time."""
     curves, dashed = {}, {}
     for name, row in rows.items():
         scale = 1e3 * row["seconds"][-1] / row[predicted][-1]
@@ -65,10 +62,7 @@ def growth_png(sizes: Sequence[int], rows: Mapping[str, Mapping[str, Any]], pred
 
 
 def seeds_png(frames: Mapping[str, Mapping[str, Sequence[_Curve]]], *, y_label: str) -> bytes:
-    """Frames side by side, by what their x values are; in each the curves of groups by name, as one PNG.
-
-    The curves of a group have one color, and one entry in the legend.
-    """
+    """Draw frames side by side, by the label of x; the curves of a group have one color and one entry in the legend."""
     names = list(dict.fromkeys(name for groups in frames.values() for name in groups))
     figure, axes = panels(len(frames), 3.6, aspect=0.7, left=0.7, below=0.5,
                           right=0.4 + 0.06 * max(map(len, names), default=0))
@@ -88,12 +82,10 @@ def seeds_png(frames: Mapping[str, Mapping[str, Sequence[_Curve]]], *, y_label: 
 
 def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence[str], *,
                   x_label: str = "source", y_label: str = "target") -> bytes:
-    """Draw the weight of each source token (column) for each target token (row), white at 0, black at 1, with a color
-    bar, as a PNG.
+    """Draw the weight of each source token (column) for each target token (row), white at 0, black at 1.
 
     Args:
-        weights_NM: array or CPU tensor (N, M), rows that sum to 1.
-        source: the M tokens. target: the N tokens.
+        weights_NM: array or CPU tensor (N, M), rows that sum to 1. source: the M tokens. target: the N tokens.
         x_label: what the source tokens are. y_label: what the target tokens are.
 
     Raises:
@@ -119,12 +111,10 @@ def alignment_png(weights_NM: ArrayLike, source: Sequence[str], target: Sequence
 
 
 def forecast_png(history: ArrayLike, futures: Mapping[str, ArrayLike], weights_RM: ArrayLike, *, y_label: str) -> bytes:
-    """Draw a series, its continuations by name, and below them the weights of R rows for M equal parts of it, with a
-    color bar.
+    """Draw a series, its continuations by name, and below them the weights of R rows for M equal parts of it.
 
     Args:
-        history: array or CPU tensor (T,), NaN where nothing was observed.
-        futures: continuations of the series, drawn in turn.
+        history: array or CPU tensor (T,), NaN where nothing was observed. futures: continuations of the series.
         weights_RM: (R, M), each row on its own scale from white at 0 to black.
 
     Raises:
@@ -155,7 +145,7 @@ def _printable(words: Sequence[str]) -> list[str]:
 
 
 def _stacked(inches: float, heights: Sequence[float]) -> tuple[Any, list[Any]]:
-    """Return a figure with framed panels of these heights and of equal width, one above the other."""
+    """Return a figure with framed panels of these heights, one above the other."""
     from matplotlib.figure import Figure
 
     left, gap, below = 0.6, 0.25, 0.45

@@ -9,16 +9,16 @@ __all__ = ["KnownAnswers", "filtered_ranks", "numbers_between", "ranking_figures
 
 
 def filtered_ranks(scores: Tensor, answers: Tensor, known: Tensor) -> Tensor:
-    """Return the rank of each wanted answer, from 1, among the answers that are not known to be right.
+    """Return the rank of each answer, from 1, among the answers that are not known to be right.
 
         rank = 1 + (how many score more) + (how many others score the same) / 2
 
-    the mean rank over all orders of equals: a model that scores all alike has the middle rank, not the first. A score
-    that is no number counts as the lowest, a wanted one then as the last.
+    is the mean rank over all orders of equals, so that equal scores give the middle rank. NaN counts as the lowest
+    score.
 
     Args:
-        scores: (B, N) of all answers. wanted: (B,) which answer. known: (B, N), right answers, which are left out; the
-            wanted one may be among them.
+        scores: (B, N) of all answers. answers: (B,), which are ranked. known: (B, N), right answers to leave out; the
+            ranked ones may be among them.
 
     Returns:
         (B,), float64 (Bordes et al. 2013, section 4.2, filtered).
@@ -37,20 +37,20 @@ def filtered_ranks(scores: Tensor, answers: Tensor, known: Tensor) -> Tensor:
 
 
 def ranking_figures(ranks: Tensor, part: str) -> dict[str, float]:
-    """Mean reciprocal rank, and the share of ranks up to 1, 3 and 10, in percent, by names that begin with `part`."""
+    """Return the mean reciprocal rank and the shares of ranks up to 1, 3 and 10, in percent, with the prefix `part`."""
     hits = {f"{part}_hits_{most}": 100 * float((ranks <= most).double().mean()) for most in (1, 3, 10)}
     return {f"{part}_mrr": 100 * float(ranks.reciprocal().mean()), **hits}
 
 
 def numbers_between(first: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
-    """List the numbers from first[b] to behind[b] - 1 of all b: the b of each, and the number."""
+    """Return the numbers from first[b] to behind[b] - 1 for all b: the b of each, and the number."""
     counts = behind - first
     rows = torch.repeat_interleave(counts)
     return rows, torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts - first)[rows]
 
 
 class KnownAnswers:
-    """The tails that are known to be right for a head and a relation, from triples (head, relation, tail).
+    """The tails known to be right for a head and a relation, from triples (head, relation, tail).
 
     Args:
         triples: (T, 3). num_entities, num_relations: N and K.

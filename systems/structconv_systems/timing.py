@@ -1,4 +1,4 @@
-"""Time several functions in turns, with a guard against other load on the machine; and how times grow with sizes."""
+"""Time functions in turns, with a guard against other load on the machine; and how times grow with sizes."""
 
 import gc
 import math
@@ -37,12 +37,10 @@ class Times:
 
     @property
     def median(self) -> float:
-        """The middle sample."""
         return statistics.median(self.samples)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The samples a quarter and three quarters up."""
         return quartiles(self.samples)
 
     @property
@@ -53,7 +51,7 @@ class Times:
 
 
 def quartiles(samples: tuple[float, ...]) -> tuple[float, float]:
-    """The first and third quartile, between order statistics."""
+    """Return the first and the third quartile, between order statistics."""
     if len(samples) < 2:
         return samples[0], samples[0]
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -61,7 +59,7 @@ def quartiles(samples: tuple[float, ...]) -> tuple[float, float]:
 
 
 def clock(work: Work, calls: int = 1, now: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one call by `now`, as the mean of `calls` in a row; nothing is collected meanwhile."""
+    """Return the seconds of one call by `now`, the mean of `calls`, without garbage collection."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -106,8 +104,7 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
 
 
 def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
-    """Return the number of calls of a sample; a function that was fast even cold is timed again warm, then in a loop.
-    """
+    """Return the number of calls of a sample; a function that is fast even cold is timed again warm, then in a loop."""
     warm = timer(work, 1) if first < 0.1 else first
     if warm < _SAMPLE_SECONDS / 4:
         warm = timer(work, math.ceil(_SAMPLE_SECONDS / (4 * max(warm, 1e-7))))
@@ -122,7 +119,7 @@ def _round(works: Mapping[str, Work], calls: dict[str, int], timer: Callable[[Wo
 
 
 def _furthest(rounds: list[dict[str, float]]) -> int:
-    """The round with the sample that is most above, or below, the median of its kind."""
+    """Return the round with the sample furthest above or below the median of its function."""
     medians = {name: statistics.median(one_round[name] for one_round in rounds) for name in rounds[0]}
 
     def distance(one_round: dict[str, float]) -> float:
@@ -132,23 +129,23 @@ def _furthest(rounds: list[dict[str, float]]) -> int:
 
 
 def halves(longest: int, shortest: int) -> list[int]:
-    """`longest` and its halves, none below `shortest`, the least first."""
+    """Return `longest` and its halves down to `shortest`, the least first."""
     return [longest >> power for power in range(longest.bit_length()) if longest >> power >= shortest][::-1]
 
 
 def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """a of the line log cost = a log n + b of least squares."""
+    """Fit log cost = a log n + b by least squares and return a."""
     return statistics.linear_regression([math.log(n) for n in lengths], [math.log(cost) for cost in costs]).slope
 
 
 class _Load:
-    """The number of cores that other processes use, from the system's counters; `None` without them."""
+    """The cores that other processes use, by the system's counters; `None` without them."""
 
     def __init__(self) -> None:
         self.start, self.busy, self.own = time.perf_counter(), self._busy(), self._own()
 
     def other_cores(self) -> float | None:
-        """The mean since the object was made, where that was long enough for counters of 10 ms."""
+        """Return the mean since the object was made, if that is long enough for counters of 10 ms."""
         busy, wall = self._busy(), time.perf_counter() - self.start
         if busy is None or self.busy is None or wall < _LOAD_SECONDS:
             return None

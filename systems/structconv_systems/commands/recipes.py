@@ -92,7 +92,6 @@ def _start(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _try(entry: Entry, recipe: Recipe, as_json: bool) -> int:
-    """Nothing is written."""
     recipe.check()
     with progress_for() as progress:
         progress.phase("loading torch and reading the data")
@@ -127,7 +126,6 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _longer(recipe: Any, steps: str) -> Any:
-    """The recipe with more steps, or epochs."""
     key = next((key for key in ("steps", "epochs") if hasattr(recipe, key)), None)
     if key is None:
         raise ConfigError("structconv resume", "--steps needs a recipe that counts steps or epochs", recipe.name)
@@ -148,7 +146,7 @@ def _execute(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], as
 
 def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], interrupt: Interrupt,
                 progress: Progress, *, other: bool = False) -> dict[str, Any]:
-    """Do, or continue, a run, whose options change if these are `other` ones; its summary."""
+    """Begin or continue a run and return its summary; with `other` the run gets the options of this recipe."""
     with working(entry, recipe, open_run, progress) as (recipe, runner, run):
         progress.note(f"run folder: {run.folder}")
         _ = run.environment  # the report needs it
@@ -163,8 +161,7 @@ def carried_out(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run],
 @contextmanager
 def working(entry: Entry, recipe: Recipe, open_run: Callable[[Recipe], Run], progress: Progress
             ) -> Iterator[tuple[Recipe, Runner, Run]]:
-    """A context that holds the run of a recipe, whose files are as they were: the recipe with its device, what runs it,
-    and the run."""
+    """Lock the run of a recipe whose files are unchanged; yield the recipe with its device, its runner and the run."""
     recipe.check()
     progress.phase("loading torch")
     recipe = placed(recipe)
@@ -201,8 +198,8 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _stored(run: Run, recipe: Recipe, name: str, summary: dict[str, Any]) -> dict[str, Any]:
-    """Write what was measured on other data into ``evaluations/`` of the run; returns what names the data: ``name``,
-    its ``files`` with their SHA-256, and the ``file`` written."""
+    """Write what was measured on other data into ``evaluations/``; return the name of the data, its files and the file
+    written."""
     files = {str(file): sha256_of(file) for file in recipe.files("test")}
     key = hashlib.sha256(json.dumps([name, files]).encode()).hexdigest()[:8]
     short = re.sub(r"[^\w.-]+", "-", Path(name).name)
@@ -213,7 +210,6 @@ def _stored(run: Run, recipe: Recipe, name: str, summary: dict[str, Any]) -> dic
 
 
 def _on_other_files(recipe: Any, name: str) -> Any:
-    """The recipe with another `test`."""
     if not name:
         raise ConfigError("structconv evaluate", "--test must name test data", "an empty text")
     if "test" not in (key.key for key in options(type(recipe))):
@@ -229,14 +225,14 @@ def _report(entry: Entry, recipe: Recipe, summary: dict[str, Any], as_json: bool
 
 
 def placed(recipe: Recipe) -> Recipe:
-    """The recipe with a device of this machine in the place of `auto`; `ConfigError` if there is no such device."""
+    """Replace the device `auto` by one of this machine; `ConfigError` if the named device is absent."""
     from structconv_systems.train.device import chosen
 
     return dataclasses.replace(recipe, device=chosen(recipe.device))
 
 
 def _runner(entry: Entry, recipe: Recipe) -> Runner:
-    """The recipe's module, with as many threads as the recipe says."""
+    """Return the runner of the recipe, with as many threads as the recipe asks for."""
     import torch
 
     torch.set_num_threads(recipe.threads)
@@ -244,7 +240,7 @@ def _runner(entry: Entry, recipe: Recipe) -> Runner:
 
 
 def _overrides(entry: Entry, args: argparse.Namespace, rest: list[str]) -> list[str]:
-    """All overrides as ``key=value``: known options, then what argparse did not know."""
+    """Return all overrides as ``key=value``: known options, then the words that argparse does not know."""
     overrides = [f"{name.removeprefix('key_')}={value}" for name, value in vars(args).items()
              if name.startswith("key_") and value is not None]
     words = iter(rest)

@@ -111,8 +111,6 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 class _Task(NamedTuple):
-    """A recipe with the overrides of a row."""
-
     name: str
     entry: Entry
     recipe: Any
@@ -121,7 +119,7 @@ class _Task(NamedTuple):
 
 def _in_turn(ready: Sequence[_Task], args: argparse.Namespace, began: float, interrupt: Interrupt, progress: Progress
              ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reproduce one recipe after the other; return the outcomes, and the names of those without enough time."""
+    """Reproduce one recipe after the other; return the outcomes and the names that the budget leaves out."""
     rows, left_out = [], []
     for task in ready:
         left = _left(args, began)
@@ -142,11 +140,9 @@ def _left(args: argparse.Namespace, began: float) -> float | None:
 
 def _side_by_side(ready: Sequence[_Task], args: argparse.Namespace, began: float, interrupt: Interrupt,
                   progress: Progress) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reproduce several recipes at a time, each by this command in a process of its own; return the outcomes, and the
-    names of those without enough time.
+    """Reproduce several recipes at a time, each in a process of its own; return the outcomes and the names left out.
 
-    A signal, or the first that fails, makes the others save and stop.
-    """
+    A signal, or the first recipe that fails, makes the others save and stop."""
     rows: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
     running: list[_Process] = []
@@ -196,7 +192,7 @@ def _side_by_side(ready: Sequence[_Task], args: argparse.Namespace, began: float
 
 
 class _Process:
-    """One recipe in a process of its own; what it says is noted under its name."""
+    """One recipe in a process of its own; its messages are shown under its name."""
 
     def __init__(self, task: _Task, words: list[str], progress: Progress) -> None:
         self.name, self.threads, self._progress, self._printed = task.name, task.recipe.threads, progress, ""
@@ -228,8 +224,6 @@ class _Process:
 
 
 class _Failed(Stop):
-    """The process of a recipe ended without an outcome."""
-
     def __init__(self, name: str, code: int, answer: Mapping[str, Any]) -> None:
         super().__init__(f"{name}: {answer['error']}")
         self.exit_code = EXIT_INTERRUPTED if code == -signal.SIGTERM else code if code > 0 else 1
@@ -241,8 +235,7 @@ class _Failed(Stop):
 
 
 def _missed(row: Mapping[str, Any]) -> bool:
-    """Return True if a measured effect is not shown; for one seed, if its sign is wrong; for a quick preset that is too
-    short for it, if the model did not learn."""
+    """Return True if the effect is not shown, for one seed if its sign is wrong, or if a quick preset did not learn."""
     if row["learned"] is not None:
         return bool(row["learned"] >= LEARNED)
     return bool(row["effect"] and row["value"] is not None and row["state"] == NOT_SHOWN and row["reason"] != ONE_SEED)
@@ -260,7 +253,7 @@ def _chosen(names: list[str], everything: bool) -> list[Entry]:
 
 
 def data_of(folder: str | None, entry: Entry) -> list[str]:
-    """The option that names a recipe's own folder, of one that reads files."""
+    """Return the option ``data=`` with the folder of a recipe, if the recipe reads files."""
     assert issubclass(entry.recipe, Measured)
     if not entry.recipe.folder:
         return []
@@ -271,7 +264,7 @@ def data_of(folder: str | None, entry: Entry) -> list[str]:
 
 
 def _estimate(task: _Task, progress: Progress) -> float:
-    """Estimate the seconds of its trainings from a few steps of the first training of each group."""
+    """Estimate the seconds of all trainings from a few steps of each group."""
     progress.phase(f"{task.name}: trying a few steps")
     from structconv_systems.train.study import tried_all
 
@@ -302,7 +295,7 @@ def _record(args: argparse.Namespace) -> Path:
 
 
 def place_of(out: str, recipe: Any) -> Path:
-    """The folder of its run; overrides are part of its name."""
+    """Return the folder of a run; its name has the overrides."""
     words = [recipe.name, recipe.preset]
     if recipe.overrides:
         text = written(recipe.overrides)

@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: Interrupt, progress: Progress
            ) -> dict[str, float]:
-    """The best validation of each group; not a number where the training diverged."""
+    """Return the best validation of each group; NaN if the training diverged."""
     with working(entry, recipe, partial(opened, place_of(args.out, recipe)), progress) as (recipe, runner, run):
         from structconv_systems.train.study import learning
 
@@ -89,7 +89,7 @@ def _tried(entry: Entry, recipe: Recipe, args: argparse.Namespace, interrupt: In
 
 
 def _best(job: Job, run: Run, interrupt: Interrupt, progress: Progress) -> float:
-    """Train without a test; the best validation."""
+    """Train without the test and return the best validation."""
     from structconv_systems.train.loop import Task, fit
 
     def make() -> Task:

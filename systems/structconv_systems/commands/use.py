@@ -57,7 +57,7 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _picture(name: str | None) -> Path | None:
-    """Return the file of the picture, checked before decoding begins."""
+    """Return the file of the picture; `ConfigError` before decoding if it cannot be written."""
     if name is not None and (Path(name).suffix.lower() != ".png" or not Path(name).parent.is_dir()):
         raise ConfigError("structconv translate", "--alignment must be a .png in a folder that is there", repr(name))
     return None if name is None else Path(name)
@@ -74,7 +74,7 @@ def _sample(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _trained(folder: str, verb: str, **options: Any) -> Any:
-    """Return the user of a run's model, if the verb supports the run."""
+    """Return the translator or writer of a run, if its recipe has the verb."""
     run = Run.open(folder)
     entry, recipe = recipe_of(run)
     if entry.use != verb:
@@ -87,7 +87,7 @@ def _trained(folder: str, verb: str, **options: Any) -> Any:
 
 
 def _lines(file: str | None) -> Iterable[list[str]]:
-    """The lines of a file, a few together; those of standard input one by one, as they come."""
+    """Yield the lines of a file in blocks; those of standard input one by one, as they come."""
     if file in (None, "-"):
         return _spoken()
     from structconv_systems.data.text import read_lines

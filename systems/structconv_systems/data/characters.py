@@ -19,7 +19,7 @@ __all__ = ["Alphabet", "Characters", "read_characters"]
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Characters and their numbers: that of a character is its place in `characters`.
+    """Characters and their numbers: the number of a character is its place in `characters`.
 
     Raises:
         ConfigError: a character comes twice.
@@ -71,7 +71,7 @@ class Alphabet:
         return torch.tensor([self._numbers[character] for character in text], dtype=torch.int64)
 
     def decode(self, numbers: Iterable[int] | Tensor) -> str:
-        """The text of numbers (N,)."""
+        """Return the text of numbers (N,)."""
         return "".join(self.characters[number] for number in
                        (numbers.tolist() if isinstance(numbers, Tensor) else numbers))
 
@@ -91,7 +91,7 @@ class Alphabet:
         return self.encode(text)
 
     def _unknown(self, text: str) -> int | None:
-        """Return the position of the first character that is not in the alphabet."""
+        """Return the position of the first unknown character."""
         unknown = set(text).difference(self._numbers)
         return min(map(text.index, unknown), default=None)
 

@@ -130,7 +130,7 @@ def _check_tree(path: str | Path, lines: Sequence[int], heads: Sequence[int]) ->
 
 
 def _cycle(heads: Sequence[int]) -> list[int]:
-    """The words of a cycle, each followed by its head; none of a tree."""
+    """Return the words of a cycle, each before its head; nothing if the heads form a tree."""
     reached = {0}
     for word in range(1, len(heads) + 1):
         way: list[int] = []

@@ -44,8 +44,7 @@ class Labeled:
 
 
 def temporal_order(samples: int, length: int, *, first: int, end: int, seed: int) -> Labeled:
-    """Generate sequences with two marks; the label is their kinds in order (Hochreiter and Schmidhuber 1997, experiment
-    6a).
+    """Generate sequences with two marks; the label is their kinds in order (Hochreiter and Schmidhuber 1997, exp. 6a).
 
     A sequence has noise, tokens 0 to 3, and a mark, 4 or 5, at two positions drawn from first ... end - 1. The label is
     2 a + b for marks 4 + a and 4 + b. All draws are uniform: a model that reads one mark is right half of the time, and

@@ -114,7 +114,6 @@ def _of_stem(path: Path) -> Images:
 
 
 def _array(stem: Path, part: str, axes: int) -> Tensor:
-    """The bytes in one of the two files."""
     files = stem_files(stem, part)
     file = next((file for file in files if file.is_file()), files[0])
     array = read_idx(file)
@@ -141,7 +140,7 @@ def _size(image: Tensor) -> str:
 
 
 def _pixels(path: Path) -> Tensor:
-    """(H, W), uint8."""
+    """Read an image as (H, W), uint8."""
     import numpy as np
     from PIL import Image
 

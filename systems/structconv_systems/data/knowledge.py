@@ -158,7 +158,6 @@ def _named(path: str | Path, files: Mapping[str, _File], admit: bool) -> Triples
 
 
 def _part(path: str | Path, files: Mapping[str, _File], part: str) -> _File:
-    """The one file of a part."""
     matches = [files[name + ending] for name in _PARTS[part] for ending in _ENDINGS if name + ending in files]
     if len(matches) != 1:
         raise DataError(path, f"one file {part}.txt", ", ".join(file.name for file in matches) or "none")
@@ -166,7 +165,7 @@ def _part(path: str | Path, files: Mapping[str, _File], part: str) -> _File:
 
 
 def _rows(file: _File) -> Iterator[tuple[int, _Row]]:
-    """Yield number and columns of each line, without blank lines at the end."""
+    """Yield the number and the columns of each line, without blank lines at the end."""
     lines = file.lines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -194,7 +193,7 @@ def _numbered(path: str | Path, files: Mapping[str, _File]) -> Triples:
 
 
 def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines after the line with their number, split into columns from the right."""
+    """Yield the lines after the first, which holds their number, split into columns from the right."""
     lines = file.lines()
     if not is_natural(lines[0].strip()):
         raise DataError(file.name, "the number of lines that follow", repr(lines[0]), line=1)
@@ -209,7 +208,7 @@ def _counted(file: _File, columns: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _listed(file: _File) -> tuple[str, ...]:
-    """The names in the order of their numbers."""
+    """Return the names in the order of their numbers."""
     names: dict[int, str] = {}
     numbered: set[str] = set()
     for line, (name, number) in _counted(file, 2):
@@ -239,7 +238,7 @@ def _indices(file: _File, entities: int, relations: int) -> Tensor:
 
 
 def _files(path: Path) -> dict[str, _File]:
-    """The files of a folder or an archive by their names without .gz."""
+    """Return the files of a folder or an archive by their names without .gz."""
     if not path.is_dir():
         return _archived(path)
     files: dict[str, _File] = {}

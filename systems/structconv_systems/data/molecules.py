@@ -127,8 +127,8 @@ def read_molecules(path: str | Path, *, smiles: str = "smiles", target: str, rea
 
 
 def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) -> Any:
-    """Count the neighborhoods of up to `radius` bonds in each molecule, as a NumPy array (B, size): folded Morgan
-    fingerprints with counts. Needs rdkit.
+    """Return folded Morgan fingerprints with counts, a NumPy array (B, size): neighborhoods of up to `radius` bonds.
+    Needs rdkit.
 
     Example:
 
@@ -145,8 +145,7 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
 
 
 def descriptors(smiles: Sequence[str]) -> Any:
-    """Compute RDKit's descriptors of each molecule, as a NumPy array (B, D) of float32; a number that is not finite
-    there is NaN. Needs rdkit."""
+    """Return RDKit's descriptors, a NumPy array (B, D) of float32, NaN where they are not finite. Needs rdkit."""
     import numpy as np
 
     chem, known = (require(f"rdkit.{module}", "descriptors", "molecules") for module in ("Chem", "Chem.Descriptors"))
@@ -157,7 +156,7 @@ def descriptors(smiles: Sequence[str]) -> Any:
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line of each row and its stripped cells; rows without cells are skipped."""
+    """Yield the first line and the stripped cells of each row that has cells."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     line = 1
     try:
@@ -184,12 +183,12 @@ def _number(path: str | Path, line: int, cell: str, target: str) -> float:
 
 
 def _one_of(value: Any, known: Sequence[Any]) -> list[bool]:
-    """Return the one-hot code of a value; the last entry is that of unknown values."""
+    """Return the one-hot code of a value; the last entry is for unknown values."""
     return [value == one for one in known] + [value not in known]
 
 
 def _atoms(molecule: Any) -> Tensor:
-    """(N, ATOM_CHANNELS)."""
+    """Return the channels of the atoms, (N, ATOM_CHANNELS)."""
     return torch.tensor([[
         *_one_of(atom.GetSymbol(), _ELEMENTS), *_one_of(atom.GetDegree(), _DEGREES),
         *_one_of(atom.GetTotalNumHs(), _HYDROGENS), *_one_of(atom.GetFormalCharge(), _CHARGES),

@@ -68,8 +68,7 @@ def read_parallel(stem: str | Path, source: str, target: str) -> Parallel:
 
 
 def in_a_row(text: Parallel, count: int) -> Parallel:
-    """Each `count` neighbors as one sentence, a space between them, and their translations as its; fewer at the end
-    are left out. No sentence is in two: S sentences make S // count.
+    """Join each `count` neighbors to one sentence, and their translations; the rest at the end is left out.
 
     Example:
 
@@ -84,7 +83,7 @@ def in_a_row(text: Parallel, count: int) -> Parallel:
 
 
 def _find(stem: str | Path, language: str) -> Path:
-    """The one file of a language."""
+    """Return the one file of a language."""
     plain = Path(f"{stem}.{language}")
     zipped = Path(f"{plain}.gz")
     existing = [path for path in (plain, zipped) if path.exists()]

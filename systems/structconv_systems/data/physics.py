@@ -381,7 +381,7 @@ class Balls(Newtonian):
     restitution: float = 1.0
 
     def start(self, simulations: int, generator: torch.Generator) -> Simulations:
-        """OutputPositions are drawn in the cells of a grid, so that no two balls overlap."""
+        """Positions are drawn in the cells of a grid, so that no two balls overlap."""
         side = math.ceil(math.sqrt(self.bodies))
         cell = 2 * self.box / side
         order = torch.rand(simulations, side * side, generator=generator).argsort(-1)[:, :self.bodies]
@@ -487,7 +487,7 @@ def _padded(block: Simulations) -> Simulations:
 
 
 def _sum_over_first(pairs: Tensor) -> Tensor:
-    """(2, M, N, S) -> (2, N, S), in order."""
+    """Sum (2, M, N, S) -> (2, N, S), in order."""
     total = pairs[:, 0].clone()
     for m in range(1, pairs.shape[1]):
         total += pairs[:, m]
@@ -495,7 +495,6 @@ def _sum_over_first(pairs: Tensor) -> Tensor:
 
 
 def _reflect(x: Tensor, v: Tensor, box: float) -> None:
-    """Reflect bodies that passed a wall, in place."""
     over = x - x.clamp(-box, box)
     if over.any():
         x.sub_(over, alpha=2)
@@ -503,13 +502,13 @@ def _reflect(x: Tensor, v: Tensor, box: float) -> None:
 
 
 def _joined(simulations: int, bodies: int, probability: float, generator: torch.Generator) -> Tensor:
-    """Symmetric, without loops."""
+    """Join pairs with a probability: symmetric, without loops."""
     upper = (torch.rand(simulations, bodies, bodies, generator=generator) < probability).float().triu(1)
     return upper + upper.mT
 
 
 def _over_pairs(positions: Tensor, couplings: Tensor, of_squared: Callable[[Tensor], Tensor]) -> Tensor:
-    """(S, T): the sum over ordered pairs of a function of the squared distance, by their coupling."""
+    """Sum a function of the squared distance times the coupling over ordered pairs: (S, T)."""
     squared = (positions.unsqueeze(-2) - positions.unsqueeze(-3)).square().sum(-1)
     weights = couplings.double().unsqueeze(1)
     return (of_squared(squared.masked_fill(weights == 0, 1.0)) * weights).sum((-1, -2))

@@ -13,7 +13,7 @@ __all__ = ["read_array_pickle"]
 
 
 def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
-    """The globals a pickle of arrays may name, under the module paths that numpy and scipy have had."""
+    """Return the globals that a pickle of arrays may name, under all module paths of numpy and scipy."""
     import numpy as np
     from scipy.sparse import csr_matrix
 
@@ -40,14 +40,14 @@ def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Bytes as protocols below 3 write them."""
+    """Return bytes as protocols below 3 write them."""
     if encoding != "latin1":
         raise ValueError(f"bytes as latin1 alone, not as {encoding!r}")
     return text.encode("latin1")
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that resolves the globals of `_admitted` and refuses every other by name."""
+    """An unpickler that resolves the globals of `_admitted` and refuses all others."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(content), encoding="latin1")

@@ -185,7 +185,7 @@ def _check_fit(paths: dict[str, Path], features: tuple[Any, ...], labels: tuple[
 
 
 def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_matrix, Any]:
-    """Features and labels of all nodes, the rows of tx and ty where test.index puts them."""
+    """Return features and labels of all nodes, with the rows of tx and ty where test.index puts them."""
     import numpy as np
     from scipy.sparse import csr_matrix, vstack
 

@@ -18,17 +18,16 @@ _PLACES = ("sensor_id", "longitude", "latitude")
 
 
 def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
-    r"""The graph of S sensors, from a matrix: the number in line m and column n is the weight of the edge from sensor m
-    to sensor n; where it is 0 there is no edge.
+    r"""Read the graph of S sensors from a matrix: the number in line m and column n is the weight of the edge m -> n,
+    and 0 means that there is no edge.
 
     Args:
-        path: a CSV file of S lines of S numbers without names, or the pickle of DCRNN, which has the names, their
-            places, and the matrix (S, S); it may know more sensors, in any order. A name that ends in .pkl says which.
+        path: a CSV file of S lines of S numbers without names; or DCRNN's pickle, NAME.pkl, with names, places and the
+            matrix (S, S), which may have more sensors in any order.
         names: of the sensors.
 
     Raises:
-        DataError: a number that is negative or not finite, another number of sensors, or a sensor that the pickle does
-            not know.
+        DataError: a number is negative or not finite, the number of sensors differs, or the pickle lacks a sensor.
 
     Example:
 
@@ -48,11 +47,11 @@ def read_adjacency(path: str | Path, names: tuple[str, ...]) -> Graph:
 
 
 def read_locations(path: str | Path, names: tuple[str, ...]) -> Tensor:
-    r"""Longitude and latitude of the sensors, (S, 2) float32, from a CSV file whose first line names its columns:
-    ``sensor_id``, ``latitude`` and ``longitude`` among them; it may know more sensors, in any order.
+    r"""Read longitude and latitude of the sensors, (S, 2) float32, from a CSV file with the columns ``sensor_id``,
+    ``latitude`` and ``longitude``; it may have more sensors, in any order.
 
     Raises:
-        DataError: a column or a sensor is not there, a sensor is there twice, or a cell holds no finite number.
+        DataError: a column or a sensor is missing, a sensor comes twice, or a cell is not a finite number.
 
     Example:
 
@@ -85,7 +84,6 @@ def read_locations(path: str | Path, names: tuple[str, ...]) -> Tensor:
 
 
 def _listed(path: str | Path, names: tuple[str, ...]) -> Tensor:
-    """The matrix of a CSV file."""
     rows = [read_numbers(path, line, cells, names) for line, cells in read_rows(path)]
     if len(rows) != len(names):
         raise DataError(path, f"{len(names)} lines, one a sensor", len(rows))
@@ -99,7 +97,7 @@ def _listed(path: str | Path, names: tuple[str, ...]) -> Tensor:
 
 
 def _pickled(path: str | Path, names: tuple[str, ...]) -> Tensor:
-    """The rows and columns of these sensors of the matrix in DCRNN's pickle, [names, {name: place}, matrix]."""
+    """Return the matrix of these sensors from DCRNN's pickle, [names, {name: place}, matrix]."""
     if not Path(path).is_file():
         raise DataError(path, "a file", "no such file")
     match read_array_pickle(Path(path)):

@@ -98,8 +98,7 @@ def read_series(path: str | Path, adjacency: str | Path | None = None, *,
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The times first ... end - 1 of series, for training, validation or test. Forecasts start within them; histories
-    may begin before.
+    """The times first ... end - 1 of series. Forecasts start within them; histories may begin before.
 
     Args:
         values, observed: (T, S), including the horizon after the last origin.
@@ -138,7 +137,7 @@ def mean_and_deviation(known: Tensor) -> tuple[float, float]:
 
 
 def check_times(path: object, times: int, history: int, horizon: int) -> None:
-    """Raise `DataError` if a file with this number of times is too short for one whole forecast."""
+    """Raise `DataError` if a file with this number of times is too short for one forecast."""
     if times < history + horizon:
         raise DataError(path, f"history={history} times at least, and horizon={horizon} behind them", f"{times} times")
 
@@ -172,9 +171,7 @@ def ends_of_parts(count: int, train: float, valid: float) -> dict[str, int]:
 
 
 def at_twelfths(name: str, errors: Tensor, twelfths: Sequence[int]) -> dict[str, float]:
-    """Select from the errors at each step of a horizon, (horizon,), the first steps that reach the given twelfths of
-    it, as ``NAME_3_of_12``.
-    """
+    """Return the errors (horizon,) at the first steps that reach these twelfths of it, as ``NAME_3_of_12``."""
     ranks = {twelfth: -(-twelfth * len(errors) // 12) - 1 for twelfth in twelfths}
     return {f"{name}_{twelfth}_of_12": float(errors[rank]) for twelfth, rank in ranks.items()}
 
@@ -219,7 +216,7 @@ def _names(path: str | Path, cells: list[str]) -> tuple[str, ...]:
 
 
 def _is_fraction(name: str) -> bool:
-    """Return True if the name is a number, which is not a sensor's name."""
+    """Return True if the name is a fraction, which no sensor is called."""
     try:
         return not finite_number(name).is_integer()
     except ValueError:

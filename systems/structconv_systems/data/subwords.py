@@ -100,8 +100,7 @@ class Subwords:
         return [number + len(SPECIAL) for number in self._model.encode(f" {line}").ids]
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The line of numbers; special ones are left out. Bytes that are no text, as a model may write, become U+FFFD.
-        """
+        """Return the line of numbers without the special ones; bytes that are not UTF-8 become U+FFFD."""
         own = [int(number) - len(SPECIAL) for number in numbers if int(number) >= len(SPECIAL)]
         return str(self._model.decode(own)).removeprefix(" ")
 
@@ -123,7 +122,7 @@ def _library() -> Any:
 
 
 def _letters(library: Any) -> list[str]:
-    """The letters that stand for the 256 bytes."""
+    """Return the letters that stand for the 256 bytes."""
     return sorted(library.pre_tokenizers.ByteLevel.alphabet())
 
 
@@ -135,7 +134,7 @@ def _coder(library: Any, model: Any) -> Any:
 
 
 def _first_wrong(merges: Any) -> int | None:
-    """The place of the first merge of a piece that is not made before it."""
+    """Return the place of the first merge of a piece that no merge before it makes."""
     pieces = set(_letters(_library()))
     for place, (first, second) in enumerate(merges):
         if first not in pieces or second not in pieces:

@@ -120,7 +120,7 @@ def exact(table: Tensor) -> Tensor:
 
 
 def _in_a_row(edges: np.ndarray) -> Tensor:
-    """The nodes of one ring of edges (2, N), from node 0 on."""
+    """Return the nodes of one ring of edges (2, N), from node 0 on."""
     near: dict[int, list[int]] = {}
     for one, other in edges.T.tolist():
         near.setdefault(one, []).append(other)
@@ -205,8 +205,7 @@ def farthest_insertion(table: Tensor) -> Tensor:
 
 
 def two_opt(table: Tensor, tours: Tensor) -> Tensor:
-    """Improve each tour (B, N) by reversing the part that shortens it most, until no reversal does (Croes 1958);
-    symmetric distances (B, N, N).
+    """Reverse the part of each tour (B, N) that shortens it most, until none does (Croes 1958); distances (B, N, N).
 
     Example:
 
@@ -230,7 +229,7 @@ class _Move(NamedTuple):
 
 
 def _moved(tours: Tensor, move: _Move) -> Tensor:
-    """Return tours (B, N) after one move each, starting after the old place of the part."""
+    """Return tours (B, N) after one move each."""
     positions, nodes = torch.arange(tours.shape[-1]).expand_as(tours), tours.shape[-1]
     start, size, after, reverse = (part.unsqueeze(-1) for part in move)
     within = positions - after
@@ -240,14 +239,14 @@ def _moved(tours: Tensor, move: _Move) -> Tensor:
 
 
 def _kick(batch: int, nodes: int, random: torch.Generator) -> _Move:
-    """Two parts that change places, with at least one node left of the tour."""
+    """Draw two neighboring parts that change places; at least one node of the tour is in neither."""
     cuts = torch.rand(batch, nodes - 1, generator=random).topk(2).indices.sort(-1).values + 1
     start = torch.randint(nodes, (batch,), generator=random)
     return _Move(start, cuts[:, 0], cuts[:, 1] - cuts[:, 0], torch.zeros(batch, dtype=torch.bool))
 
 
 def _mended(table: Tensor, tours: Tensor, longest: int = _LONGEST) -> Tensor:
-    """Each tour by its best moves until none makes it shorter; nodes in a row that Or-opt moves, at most `longest`."""
+    """Apply the best moves to each tour until none shortens it; Or-opt moves at most `longest` nodes in a row."""
     tours, going = tours.clone(), torch.arange(len(tours))
     least = _LEAST * table.mean((1, 2))
     while len(going):
@@ -298,7 +297,7 @@ def _insertions(near: Tensor, edge: Tensor, size: int, reverse: bool) -> Tensor:
 
 
 def check_distances(owner: str, table: Tensor) -> tuple[int, int]:
-    """B and N of distances; `ShapeError` where they are none."""
+    """Return B and N of distances (B, N, N)."""
     if table.dim() != 3 or table.shape[-1] != table.shape[-2] or not table.shape[-1]:
         raise ShapeError(owner, "distances must have shape (B, N, N), N >= 1", tuple(table.shape))
     if not bool(table.isfinite().all()):

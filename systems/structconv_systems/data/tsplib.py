@@ -148,7 +148,7 @@ class _File:
         return self.keys["NAME"].text if "NAME" in self.keys else Path(self.path).stem
 
     def check(self, key: str, known: tuple[str, ...]) -> str:
-        """The value of a key, which must be one of these."""
+        """Return the value of a key; `DataError` if it is not a known one."""
         if key not in self.keys:
             raise DataError(self.path, key, "none")
         line = self.keys[key]
@@ -158,7 +158,6 @@ class _File:
         return value
 
     def size(self) -> int:
-        """N."""
         if "DIMENSION" not in self.keys:
             raise DataError(self.path, "DIMENSION", "none")
         line = self.keys["DIMENSION"]
@@ -177,7 +176,7 @@ def _numbers_of(file: _File, section: str) -> Iterator[tuple[int, str]]:
 
 
 def _points(file: _File, section: str, size: int) -> Tensor:
-    """The coordinates (N, 2) of nodes 1 ... N, a line each: NUMBER X Y."""
+    """Read the coordinates (N, 2) of nodes 1 ... N, a line each: NUMBER X Y."""
     positions: dict[int, list[float]] = {}
     for line in file.sections[section]:
         cells = line.text.split()
@@ -206,7 +205,7 @@ def _euclidean(points: Tensor) -> Tensor:
 
 
 def _geographical(points: Tensor) -> Tensor:
-    """On the sphere, of latitude and longitude written DDD.MM."""
+    """Return distances on the sphere, from latitude and longitude written DDD.MM."""
     degrees = points.trunc()
     angles = _PI * (degrees + 5 * (points - degrees) / 3) / 180
     latitude, longitude = angles.unbind(-1)
@@ -222,7 +221,7 @@ def _pseudo_euclidean(points: Tensor) -> Tensor:
 
 
 def _nearest(distance: Tensor) -> Tensor:
-    """nint of TSPLIB: x + 0.5 without its fraction."""
+    """Round as nint of TSPLIB."""
     return (distance + 0.5).floor()
 
 
@@ -243,7 +242,7 @@ _FORMATS = {"UPPER_ROW": ("upper", 1), "LOWER_ROW": ("lower", 1), "UPPER_DIAG_RO
 
 
 def _explicit(file: _File, size: int) -> Tensor:
-    """The distances (N, N) that stand in EDGE_WEIGHT_SECTION."""
+    """Read the distances (N, N) in EDGE_WEIGHT_SECTION."""
     layout = file.check("EDGE_WEIGHT_FORMAT", ("FULL_MATRIX", *_FORMATS))
     numbers = torch.tensor([_number(file, line, text) for line, text in _numbers_of(file, "EDGE_WEIGHT_SECTION")],
                          dtype=torch.float64)

@@ -84,5 +84,4 @@ class Vocabulary:
 
 
 def _twice(words: Sequence[str]) -> str:
-    """The word that comes most often."""
     return Counter(words).most_common(1)[0][0]

@@ -18,7 +18,7 @@ ARCHITECTURES = ("convolution", "dilated", "recurrence", "attention")
 
 
 class Recurrence(nn.Module):
-    """h_n = GRU(h_(n-1), x_n), x (B, N, C) -> (B, N, C): a layer as the others of `layer_of`."""
+    """h_n = GRU(h_(n-1), x_n), x (B, N, C) -> (B, N, C), with the interface of `layer_of`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class SequenceClassifier(nn.Module):
 
 
 def dilated_layers(entries: int, kernel: int) -> int:
-    """Return the least L with k^L >= n: how many dilated layers of width k >= 2 connect the first of n entries with the
-    last."""
+    """Return the least L with k^L >= n: so many dilated layers of width k connect the first of n entries with the last.
+    """
     layers = 1
     while kernel ** layers < entries:
         layers += 1
@@ -122,9 +122,9 @@ class Cost:
 
 
 def predicted(architecture: str, entries: int, channels: int, *, kernel: int) -> Cost:
-    """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2) of
-    both convolutions, O(n d^2) and O(n^2 d) flops, O(1), O(n) and O(1) sequential products, paths of O(n / k),
-    O(log_k n) where dilated, O(n) and O(1).
+    """Predict the cost as in table 1 of Vaswani et al. (2017), with the constants of `layer_of`: O(k n d^2) flops of
+    both convolutions, O(n d^2) and O(n^2 d); O(1), O(n) and O(1) sequential products; paths of O(n / k), O(log_k n) if
+    dilated, O(n) and O(1).
 
     Example:
 

@@ -17,7 +17,7 @@ from structconv.structures import Support
 
 __all__ = ["Block", "DecoderCache", "Stack", "StackDecoding", "Tokens", "attention"]
 
-#: OutputPositions of which positions are made at a time in decoding.
+#: Positions that are computed at a time in decoding.
 ROOM = 64
 
 

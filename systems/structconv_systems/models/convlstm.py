@@ -78,7 +78,7 @@ class ConvLSTM(nn.Module):
         return cut.transpose(-3, -2).flatten(-2).flatten(-3, -2)
 
     def _next(self, cells: nn.ModuleList, x: Tensor, states: Sequence[State | None]) -> list[State]:
-        """The states of all layers after an input."""
+        """Return the states of all layers after an input."""
         after: list[State] = []
         for cell, state in zip(cells, states, strict=True):
             after.append(cell(x, state, self.grid))
@@ -107,14 +107,13 @@ class MeanFrame(nn.Module):
 
 
 def width_without_grid(size: int, patch: int, kernel: int, hidden: int, layers: int) -> int:
-    """H of the LSTM without convolution, `ConvLSTM(patch=size, kernel=1)`, that has the parameters of this one, or
-    nearly so."""
+    """Return H of the LSTM `ConvLSTM(patch=size, kernel=1)` whose number of parameters is nearest to this one's."""
     aim = _parameters(patch * patch, kernel * kernel, hidden, layers)
     return min(range(1, size * size), key=lambda width: abs(_parameters(size * size, 1, width, layers) - aim))
 
 
 def _parameters(pixels: int, shifts: int, hidden: int, layers: int) -> int:
-    """Return the number of parameters of a network with these channels."""
+    """Return the number of parameters of a ConvLSTM."""
     sizes = [pixels, *[hidden] * (layers - 1)]
     cells = sum(4 * hidden * (shifts * (channels + hidden) + 1) + 3 * hidden for channels in sizes)
     return 2 * cells + (layers * hidden + 1) * pixels

@@ -15,8 +15,7 @@ __all__ = ["DCRNN", "Persistence", "diffusion", "sampled_share", "width_without_
 
 
 def diffusion(order: int) -> Mechanism:
-    """The walks along the edges and against them, of at most `order` steps, the one without a step once: K = 2 order
-    + 1.
+    """Walks of at most `order` steps along the edges and against them, and the one of no step: K = 2 order + 1.
 
     Example:
 
@@ -107,27 +106,28 @@ class Persistence(nn.Module):
 
 
 def sampled_share(step: int, tau: float) -> float:
-    """tau / (tau + exp(step / tau)): how often the decoder sees what was observed in training step `step`, inverse
-    sigmoid decay (Bengio et al. 2015, section 2.4)."""
+    """tau / (tau + exp(step / tau)): the share of observed inputs of the decoder in a training step (Bengio et al.
+    2015, section 2.4)."""
     return tau / (tau + math.exp(min(step / tau, 500.0)))
 
 
 def width_without_graph(hidden: int, layers: int, known: int, order: int) -> int:
-    """H of `DCRNN(Identity())` that has the parameters of `DCRNN(diffusion(order))` with `hidden`, or nearly so."""
+    """Return H of `DCRNN(Identity())` whose number of parameters is nearest to `DCRNN(diffusion(order))` with `hidden`.
+    """
     size = 2 * order + 1
     aim = _parameters(size, hidden, layers, known)
     return min(range(hidden, size * hidden + 1), key=lambda width: abs(_parameters(1, width, layers, known) - aim))
 
 
 def _parameters(size: int, hidden: int, layers: int, known: int) -> int:
-    """Return the number of parameters of a network over a basis of this size."""
+    """Return the number of parameters of a DCRNN over a basis of this size."""
     inputs = [1 + known, 1, *[hidden] * (2 * layers - 2)]
     return sum(3 * hidden * (size * (channels + hidden) + 1) for channels in inputs) + hidden + 1
 
 
 def _next(cells: nn.ModuleList, x: Tensor, states: Sequence[Tensor | None],
           graph: Graph | None) -> tuple[Tensor, list[Tensor | None]]:
-    """The states of all layers after an input, and the last of them."""
+    """Return the last state, and the states of all layers, after an input."""
     after: list[Tensor | None] = []
     for cell, state in zip(cells, states, strict=True):
         x = cell(x, state, graph)

@@ -153,7 +153,7 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
 @torch.no_grad()
 def _followed(decoding: Decoding, batch: int, choose: Callable[[Tensor], Tensor], begin: int | Tensor,
               end: int | None, most: int) -> list[list[int]]:
-    """The tokens that are chosen one after the other; once half of the samples have ended the others go on alone."""
+    """Choose tokens one by one; once half of the samples have ended the others go on alone."""
     newest = _primed(decoding, batch, begin, most)
     rows = torch.arange(batch, device=newest.device)
     chosen, going = newest.new_full((batch, most), -1), torch.ones_like(rows, dtype=torch.bool)
@@ -188,7 +188,7 @@ def _primed(decoding: Decoding, batch: int, begin: int | Tensor, most: int) -> T
 
 
 def _likely(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """The logits of the likeliest tokens, and -inf for the others."""
+    """Set the logits of unlikely tokens to -inf."""
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -204,7 +204,7 @@ class Search:
     """The results for one sample.
 
     Args:
-        width: how many are enough. most: tokens, at most. power: a. gnmt: which penalty.
+        width: how many results are enough. most: greatest number of tokens. power: a. gnmt: the kind of penalty.
     """
 
     def __init__(self, width: int, most: int, power: float, gnmt: bool) -> None:
@@ -216,7 +216,7 @@ class Search:
         return score / ((5 + length) / 6 if self._gnmt else max(length, 1)) ** self._power
 
     def add(self, score: float, length: int, tokens: list[int]) -> None:
-        """One more, unless it cannot be."""
+        """Add a result, unless it is impossible."""
         if score > -math.inf:
             self._results.append((self.normalized(score, length), tokens))
 
@@ -227,7 +227,6 @@ class Search:
         return len(self._results) >= self._width or max(self._results)[0] >= self.normalized(score, self._most)
 
     def best(self) -> list[int]:
-        """The tokens of the best result."""
         return max(self._results, key=lambda result: result[0])[1]
 
 
@@ -235,7 +234,7 @@ class Beams(NamedTuple):
     """The beams of B unfinished searches.
 
     Args:
-        scores: log P (B, W). tokens: (B, W, 1 + t), after the last one before.
+        scores: log P (B, W). tokens: (B, W, 1 + t), the first is the newest before the search.
     """
 
     searches: list[Search]
@@ -264,7 +263,7 @@ class Beams(NamedTuple):
                       torch.cat([before, tokens[rows].unsqueeze(-1)], -1))
 
     def _collect(self, ended: Tensor, scores: Tensor, beams: Tensor) -> None:
-        """Give each search the beams of it that end."""
+        """Give each search its beams that end."""
         rows, ranks = ended.nonzero(as_tuple=True)
         sequences = self.tokens[rows, beams[rows, ranks], 1:].tolist()
         for row, score, tokens in zip(rows.tolist(), scores[rows, ranks].tolist(), sequences, strict=True):

@@ -60,10 +60,8 @@ class PixelNetwork(nn.Module):
     """Embedding and learned positions, two structured layers with residual connections, mean and maximum, logits.
 
     Args:
-        variant: what relates the pixels.
-        shape: of the pixel grid.
-        channels: of the hidden layers.
-        classes: how many logits.
+        variant: what relates the pixels. shape: of the pixel grid. channels: of the hidden layers. classes: number of
+            logits.
 
     Calling it: images (B, M, 1) -> logits (B, classes).
 

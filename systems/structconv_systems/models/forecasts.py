@@ -38,8 +38,8 @@ class LinearForecast(nn.Module):
         return (self._inputs(history) @ self.weight).to(history.dtype) + last
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Self:
-        """Fit each step to histories (B, T), what follows (B, horizon), and which of it counts, booleans (B, horizon).
-        A step that never counts is forecast as the last value."""
+        """Fit each step to histories (B, T), later readings and which of them count (B, horizon); a step that never
+        counts is forecast as the last value."""
         size, horizon = self.weight.shape
         square = torch.zeros(horizon, size, size, dtype=torch.float64)
         right = torch.zeros(horizon, size, dtype=torch.float64)
@@ -83,8 +83,8 @@ class SeasonalForecast(nn.Module):
 
 
 class MeanForecast(nn.Module):
-    """The mean of what was observed of a history, (..., T) readings and booleans, all if left out -> (..., horizon); 0
-    where nothing was.
+    """The mean of the observed readings of a history, 0 without any: readings (..., T) and booleans, default all
+    observed -> (..., horizon).
 
     Example:
 
@@ -104,7 +104,7 @@ class MeanForecast(nn.Module):
 
 
 class ZeroForecast(nn.Module):
-    """0 at all of `horizon` steps: what an error is when nothing is forecast. Called as `MeanForecast` is.
+    """0 at all of `horizon` steps: the error of no forecast. Called as `MeanForecast` is.
 
     Example:
 

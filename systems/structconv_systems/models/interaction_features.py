@@ -1,6 +1,4 @@
-"""Features of interaction networks for moving bodies: relations of pairs and objects around them (Battaglia et al.
-2016).
-"""
+"""Features of interaction networks for moving bodies: pairs, and objects around them (Battaglia et al. 2016)."""
 
 import abc
 from typing import ClassVar
@@ -51,9 +49,8 @@ class InteractionFeatures(abc.ABC):
         return _APPROACH * self.things
 
     def pairs(self, states: Tensor, properties: Tensor, graph: Graph) -> Tensor:
-        """Return features (..., E, 10) of each edge: position and velocity of the sender relative to the receiver, and
-        how they approach each other.
-        """
+        """Return features (..., E, 10) of each edge: the sender's position and velocity relative to the receiver, and
+        how they approach."""
         offset = states[..., graph.source, :] - states[..., graph.target, :]
         sizes = self.sizes(properties)
         touching = sizes[..., graph.source, :] + sizes[..., graph.target, :]
@@ -69,8 +66,8 @@ class InteractionFeatures(abc.ABC):
         return torch.cat(near, -1) if near else states[..., :0]
 
     def _approach(self, now: Gap, later: Gap, velocity: Tensor) -> Tensor:
-        """The direction, the speed in it, and tanh(gap / reach): now, and after a step without any change, there also
-        ten times as fine."""
+        """The direction, the speed in it, and tanh(gap / reach): now, after a step without change, and there ten times
+        finer."""
         (direction, gap), (_, left) = now, later
         speed = (direction * velocity).sum(-1, keepdim=True)
         return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, left, 10 * left))], -1)
@@ -88,7 +85,7 @@ class InteractionFeatures(abc.ABC):
         return []
 
     def fixed(self, properties: Tensor) -> Tensor | None:
-        """1 where a body never moves, (..., N, 1), if there are such."""
+        """Return 1 for bodies that never move, (..., N, 1), if there are any."""
         return None
 
     def graph(self, bodies: int) -> Graph:
@@ -183,6 +180,6 @@ class StringFeatures(InteractionFeatures):
 
 
 def _gap(offset: Tensor, touching: Tensor | float) -> Gap:
-    """The direction of what lies so far (..., 2) from here, and its distance less that at which it touches."""
+    """Return the direction of an offset (..., 2), and its length less the touching distance."""
     distance = offset.norm(dim=-1, keepdim=True)
     return offset / distance.clamp(min=1e-9), distance - touching

@@ -89,15 +89,14 @@ class InteractionNetwork(nn.Module):
         return change if fixed is None else change * (1 - fixed), effects
 
     def _around(self, states: Tensor, properties: Tensor) -> Tensor:
-        """What h reads beside what a body is."""
+        """Return what h reads besides the properties of a body."""
         outside = self.features.outside(states, properties)
         return outside if self.relations else torch.cat([outside, states], -1)
 
     @torch.no_grad()
     def rollout(self, states: Tensor, properties: Tensor, graph: Graph, steps: int) -> Tensor:
-        """Return the states after (..., N, 4): (..., steps, N, 4). In a step a body moves by the interval times the
-        mean of its velocities before and after.
-        """
+        """Return the next states (..., steps, N, 4); a body moves by the mean of its velocities before and after a
+        step."""
         trajectory = []
         for _ in range(steps):
             change = self(states, properties, graph)
@@ -109,14 +108,13 @@ class InteractionNetwork(nn.Module):
 
 
 def _network(channels: int, hidden: int, layers: int) -> nn.Sequential:
-    """Return a network of `layers` layers with ReLU, and one without."""
     widths = (channels,) + (hidden,) * layers
     return nn.Sequential(*(module for pair in pairwise(widths) for module in (Linear(*pair), nn.ReLU())),
                          Linear(hidden, hidden))
 
 
 def _greatest(x: Tensor) -> Tensor:
-    """Return the greater of |5 %| and |95 %| of each channel of rows (..., C); 1 if both are 0."""
+    """Return the greater of |5 %| and |95 %| of each channel of rows (..., C), or 1 if both are 0."""
     rows = x.flatten(0, -2)
     ends = [rows.kthvalue(max(1, round(share * len(rows))), 0).values.abs() for share in (0.05, 0.95)]
     greatest = torch.maximum(*ends)

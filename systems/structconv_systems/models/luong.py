@@ -114,11 +114,10 @@ class Luong(nn.Module):
 
 
 class LuongDecoding:
-    """A batch as `Luong` decodes it.
+    """The `Decoding` of a batch by `Luong`.
 
     Args:
-        context: the prepared states of the sources, None without attention. h, c: the states of all layers, (layers, B,
-            H).
+        context: the prepared states of the sources, or None. h, c: the states of all layers, (layers, B, H).
     """
 
     def __init__(self, model: Luong, context: Cache | None, h: Tensor, c: Tensor) -> None:

@@ -69,8 +69,8 @@ class MessagePassing(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """The mean of what models say that differ in their first weights (Hansen and Salamon 1990); in training what each
-    says, for each learns by itself.
+    """The mean of models that differ in their first weights (Hansen and Salamon 1990); in training the output of each,
+    which learns by itself.
 
     Calling it: inputs of the models, which return (B,) -> (B,), or (M, B) of M models in training.
 

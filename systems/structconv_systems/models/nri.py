@@ -106,7 +106,7 @@ class RelationalInference(nn.Module):
         return Inferred(self.decoder(x, graph, self.edges(logits), horizon, starts), logits)
 
     def edges(self, logits: Tensor) -> Tensor:
-        """z, (..., E, K)."""
+        """Return z, (..., E, K)."""
         if self.training:
             return F.gumbel_softmax(logits, self.temperature)
         return F.one_hot(logits.argmax(-1), self.types).to(logits.dtype)
@@ -310,15 +310,14 @@ class Correlation(nn.Module):
 
     @staticmethod
     def correlation(x: Tensor, graph: Graph) -> Tensor:
-        """Return the correlation of each edge, (B, E), for trajectories (B, T, N, C); 0 of a channel that changes
-        by rounding only."""
+        """Return the correlation (B, E) of trajectories (B, T, N, C); 0 for channels that change by rounding only."""
         y = x - x.mean(1, keepdim=True)
         deviation = y.square().mean(1, keepdim=True).sqrt()
         y = torch.where(deviation > 1e-5 * x.abs().amax(1, keepdim=True), y / deviation, 0.0)
         return (y[:, :, graph.source] * y[:, :, graph.target]).mean((1, 3))
 
     def fit(self, x: Tensor, graph: Graph, joined: Tensor) -> Self:
-        """The threshold and the side of it that are right most often; joined (B, E), of 0 and 1."""
+        """Choose the threshold and its side that are right most often; joined (B, E) is 0 or 1."""
         values, order = self.correlation(x, graph).flatten().sort()
         joined = joined.flatten()[order]
         below = joined.cumsum(-1)
@@ -331,7 +330,7 @@ class Correlation(nn.Module):
 
 
 class _Norm(nn.BatchNorm1d):
-    """ELU, and then a norm over all rows (..., H), with dropout between."""
+    """ELU, dropout, and a norm over all rows (..., H)."""
 
     def __init__(self, channels: int, dropout: float) -> None:
         super().__init__(channels)

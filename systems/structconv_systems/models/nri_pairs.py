@@ -1,5 +1,4 @@
-"""Neural relational inference with geometry: an encoder that reads each pair over time, decoders that form forces or
-turn phases."""
+"""Neural relational inference with geometry: an encoder of pairs over time, decoders of forces or phases."""
 
 import abc
 from dataclasses import replace
@@ -76,9 +75,8 @@ class Plane(Space):
         return x[..., 2:]
 
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Features of a body: its state and asinh of its change of velocity. Features of a pair: the distance, its
-        logarithm, the changes of both, and the speed of separation along the line between them.
-        """
+        """Features of a body: its state and asinh of its change of velocity. Of a pair: the distance, its logarithm,
+        the speed of separation, and both changes of velocity along the line between them."""
         changes, x = self.changes(x), x[:, :-1]
         unit, distance = directions(x, graph)
         sender, receiver = graph.source, graph.target
@@ -105,9 +103,8 @@ class Circle(Space):
         return x[..., :1]
 
     def forward(self, x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Features of an oscillator: its state and change of frequency. Features of a pair: sine and cosine of the
-        difference of phases.
-        """
+        """Features of an oscillator: its state and change of frequency. Of a pair: sine and cosine of the phase
+        difference."""
         changes, x = self.changes(x), x[:, :-1]
         return torch.cat([x, changes.asinh()], -1), differences(x, graph)
 
@@ -169,15 +166,15 @@ class PairEncoder(nn.Module):
 
 
 class Rollout(nn.Module):
-    """A decoder of states by what types of edges send, `acting`, one step after another."""
+    """A decoder that predicts states step by step, from what the types `acting` send along edges."""
 
     acting: tuple[int, ...]
     #: Whether what edges send has a dim of coordinates before that of edges.
     coordinates: ClassVar[bool] = False
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
-        """States (B, T, N, C), the edges' types (B, E, K), and from where rollouts begin, (W,), from each state where
-        absent -> the H states after each, (B, W, H, N, C)."""
+        """Predict H states after each start: states (B, T, N, C), types of edges (B, E, K), starts (W,), by default
+        every state -> (B, W, H, N, C)."""
         x = x if starts is None else x[:, starts]
         types = edges[:, None, None] if self.coordinates else edges[:, None]
         graphs, states = weighted(graph, types, self.acting), []
@@ -192,7 +189,7 @@ class Rollout(nn.Module):
 
 
 class _Scaled(Rollout):
-    """One whose predictions have a learned standard deviation for each channel, which falls from 1.
+    """A decoder with a learned standard deviation of each channel, which falls from 1.
 
     While it is great the divergence outweighs the error, so that types stay uncertain until the decoder can use them.
     """
@@ -203,7 +200,7 @@ class _Scaled(Rollout):
 
     @property
     def scale(self) -> Tensor:
-        """The scale of each channel, (C,)."""
+        """The standard deviation of each channel, (C,)."""
         return _LEAST_SCALE + (_HASTE * self.log_scale).exp()
 
 
@@ -297,7 +294,7 @@ class TurningDecoder(_Scaled):
 
 
 def _turned(x: Tensor, change: Tensor) -> Tensor:
-    """States whose frequency has changed and whose phase is turned, by change (..., N, 2)."""
+    """Change the frequency and turn the phase of states by (..., N, 2)."""
     frequency, sine, cosine, own = x.unbind(-1)
     faster, angle = change.unbind(-1)
     turn_sine, turn_cosine = angle.sin(), angle.cos()
@@ -306,8 +303,7 @@ def _turned(x: Tensor, change: Tensor) -> Tensor:
 
 
 def reversed_edges(graph: Graph) -> Tensor:
-    """Return for each edge m -> n the number of the edge n -> m, (E,), in a graph that has both and no duplicate edge.
-    """
+    """Return for each edge m -> n the number of the edge n -> m, (E,); the graph must have both once."""
     def find() -> Tensor:
         source, target = graph.source, graph.target
         forward, backward = source * graph.num_nodes + target, target * graph.num_nodes + source
@@ -318,7 +314,7 @@ def reversed_edges(graph: Graph) -> Tensor:
 
 
 def windows(x: Tensor, times: int, stride: int) -> Tensor:
-    """(B, T, N, F) -> so many times side by side, (B, W, N, F times)."""
+    """Put `times` neighboring times side by side: (B, T, N, F) -> (B, W, N, F times)."""
     return x.unfold(1, times, stride).flatten(-2)
 
 
@@ -327,27 +323,27 @@ def _network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def acting_types(types: int, still: bool) -> tuple[int, ...]:
-    """The types that send anything: all, but not the first if it is `still`."""
+    """Return the types that send messages: all, without the first if it is `still`."""
     return tuple(range(1 if still else 0, types))
 
 
 def name_of(k: int) -> str:
-    """The name of the inputs, and of the structure, of a type."""
+    """Return the name of the inputs and of the structure of a type."""
     return f"type {k}"
 
 
 def update_of(channels: int, acting: tuple[int, ...], hidden: int, outputs: int) -> Conv:
-    """A layer of the bodies' states, "nodes", and of what each type that acts sends along its edges."""
+    """Build the layer of the states of bodies, "nodes", and of the messages of each acting type."""
     mechanism = reduce(or_, map(_along, acting), Identity().of("nodes"))
     return Conv(mechanism, {"nodes": channels, **dict.fromkeys(map(name_of, acting), hidden)}, outputs)
 
 
 def _along(k: int) -> Mechanism:
-    """From the edges of a type to the bodies that they reach."""
+    """Lead from the edges of a type to their receivers."""
     return Adjacency(normalize=None, structure=name_of(k)).of(name_of(k))
 
 
 def weighted(graph: Graph, edges: Tensor, acting: tuple[int, ...]) -> dict[str, Graph]:
-    """The graphs from edges to the bodies that they reach, by type, with the types (..., E, K) as weights."""
+    """Return by type the graph from edges to receivers, with the types (..., E, K) as weights."""
     into = edges_to_receivers(graph)
     return {name_of(k): replace(into, edge_weight=edges[..., k]) for k in acting}

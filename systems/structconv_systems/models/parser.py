@@ -90,9 +90,8 @@ class Parser(nn.Module):
 
     @torch.no_grad()
     def parse(self, words: Tensor, tags: Tensor, letters: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the heads of each sentence's best tree, with one word below the root, and their best relations: (B, N)
-        integers, 0 in padding. See `best_trees`.
-        """
+        """Return the heads of each sentence's best tree (see `best_trees`) and their best relations: (B, N), 0 in
+        padding."""
         arcs, labels = self(words, tags, letters)
         heads = best_trees(arcs, (words != PAD).sum(1)).to(words.device)
         relations = at_heads(labels, heads)[:, 1:].argmax(1) + 1
@@ -117,8 +116,8 @@ class Letters(nn.Module):
 
 
 def dropped_parts(parts: list[Tensor], p: float, training: bool) -> Tensor:
-    """Parts (B, N, C) of a word side by side; in training each is dropped with probability p, and those that are left
-    are larger by as many as are not."""
+    """Concatenate parts (B, N, C) of a word; in training drop each with probability p and scale the others of the word.
+    """
     x = torch.stack(parts, 2)
     if training and p > 0:
         left = (torch.rand(x.shape[:3], device=x.device) >= p).to(x.dtype).unsqueeze(-1)
@@ -127,6 +126,6 @@ def dropped_parts(parts: list[Tensor], p: float, training: bool) -> Tensor:
 
 
 def at_heads(labels: Tensor, heads: Tensor) -> Tensor:
-    """Scores of relations (B, K, M, N) of the words to their heads (B, N): (B, K, N)."""
+    """Select the scores of relations (B, K, M, N) at heads (B, N): (B, K, N)."""
     index = heads[:, None, None].expand(-1, labels.shape[1], 1, -1)
     return labels.gather(2, index).squeeze(2)

@@ -144,25 +144,23 @@ class PairLayer(nn.Module):
         return self._with(x, self._inner(x, keep))
 
     def step(self, x: Tensor, keep: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the newest row (B, 1, M, C), after rows (B, R, M, .) of the convolved channels, and return the rows
-        to store.
-        """
+        """Compute the newest row (B, 1, M, C) after rows (B, R, M, .), and return the rows to store."""
         rows = torch.cat([rows, self._inner(x, keep)], 1)
         return self._with(x, rows), rows[:, max(rows.shape[1] - self.before, 0):]
 
     def _inner(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Return the convolved channels: zero in padding, like beyond the ends of the grid."""
+        """Return the convolved channels, zero in padding."""
         return self.narrow(x).masked_fill(~keep, 0.0)
 
     def _with(self, x: Tensor, inner: Tensor) -> Tensor:
-        """x, the last rows of these, and what the convolution makes of all."""
+        """Concatenate x with the convolution of the last rows."""
         shape = inner.shape[1:3]
         y = self.conv(inner.flatten(1, 2), structure=Grid(shape)).unflatten(1, shape)
         return torch.cat([x, self.bottleneck(y[:, shape[0] - x.shape[1]:])], -1)
 
 
 class PervasiveDecoding:
-    """The decoding of a batch by `Pervasive`, row by row, with the rows of each layer that the next row reads.
+    """The `Decoding` of a batch by `Pervasive`, with the rows of each layer that the next row reads.
 
     Args:
         keep: booleans (B, 1, M, 1), True for words. columns: the source's part of each pair, (B, 1, M, C).

@@ -55,8 +55,8 @@ class Recurrent(nn.Module):
 
 
 class _LSTM(nn.LSTM):
-    """torch's layer without biases, which on a CPU is handed two vectors of zeros in their place: without any torch
-    makes, fills and keeps zeros of the shapes of the weights."""
+    """torch's layer without biases; on a CPU it gets two zero vectors as biases, else torch builds zeros of the shapes
+    of the weights in each call."""
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None  # type: ignore[override]
                 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:

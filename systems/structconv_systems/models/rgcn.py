@@ -76,7 +76,7 @@ class EntityTable(nn.Module):
 
 
 def _pairs(graph: KnowledgeGraph) -> Tensor:
-    """Return a number for the head and relation of each triple."""
+    """Number the (head, relation) of each triple."""
     return graph.triples[:, 0].long() * graph.num_relations + graph.triples[:, 1].long()
 
 
@@ -154,7 +154,7 @@ class LinkPredictor(nn.Module):
         return self.scores.basis(h, z=queries_of_entities).dense().squeeze(-3).mT
 
     def encoded(self, graph: KnowledgeGraph) -> Tensor:
-        """h of the entities, (N, D)."""
+        """Return h of the entities, (N, D)."""
         h: Tensor = self.dropout(self.entities.weight)
         for place, layer in enumerate(self.layers):
             update = layer(h, graph)

@@ -82,9 +82,7 @@ class RNNsearch(nn.Module):
         return RNNsearchDecoding(self, self.context(torch.cat([forward, last[1]], -1)), first)
 
     def logits(self, states: Tensor, inputs: Tensor) -> Tensor:
-        """Return the logits of the next words from s_i (..., hidden) and the products of words and contexts (..., 2
-        readout).
-        """
+        """Return the logits of the next words from s_i (..., hidden) and the products of words and contexts."""
         most = (self.pairs(states) + inputs).unflatten(-1, (-1, 2)).amax(-1)
         return self.words(self.dropout(most))
 
@@ -107,7 +105,7 @@ class RNNsearch(nn.Module):
 
 
 class RNNsearchDecoding:
-    """The decoding of a batch by `RNNsearch`.
+    """The `Decoding` of a batch by `RNNsearch`.
 
     Args:
         context: the prepared states of the sources, or without attention the products of their summary (B, .).

@@ -1,5 +1,4 @@
-"""Forecasts of time series with missing values: recurrent, without attention, with it, and with period-aware attention
-(Cinar et al. 2017, 2018); and the last value."""
+"""Forecasts of series with missing values: recurrent, with attention or period-aware attention (Cinar et al. 2018)."""
 
 from typing import Any, NamedTuple, Self, cast
 
@@ -154,7 +153,7 @@ class Forecaster(nn.Module):
         return y, torch.cat(weights, -1).mT if look else None
 
     def encoded(self, history: History) -> Tensor:
-        """h_m of the entries, (B, T / patch, H)."""
+        """Return h_m of the entries, (B, T / patch, H)."""
         standard = (history.filled - cast(Tensor, self.mean)) / cast(Tensor, self.deviation)
         rows = [part.unflatten(-1, (-1, self.patch)) for part in (standard, history.observed.to(standard))]
         states: Tensor = self.encoder(torch.cat(rows, -1))[0]
@@ -167,6 +166,6 @@ class Forecaster(nn.Module):
 
 
 def scores(attention: str, dim: int, reach: int, heads: int) -> Mechanism:
-    """v^T tanh(W s + U h_m), and if by "period" a learned number for each distance up to `reach` added, a head each."""
+    """Return v^T tanh(W s + U h_m), by "period" plus a learned number for each distance up to `reach` and head."""
     content = Additive(dim)
     return content if attention == "content" else content + RelativeBias(reach, heads)

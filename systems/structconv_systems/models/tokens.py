@@ -1,4 +1,4 @@
-"""The numbers of tokens that are no words, the same in every vocabulary."""
+"""The numbers of special tokens, the same in every vocabulary."""
 
 __all__ = ["BEGIN", "END", "PAD", "SPECIAL", "UNKNOWN"]
 

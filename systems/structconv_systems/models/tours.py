@@ -109,7 +109,7 @@ class TourDecoding:
         self.first = None if self.first is None else self.first[samples]
 
     def _ends(self, tokens: Tensor) -> Tensor:
-        """The last node and the first, (B, 2 P)."""
+        """Return the last node and the first, (B, 2 P)."""
         if int(tokens[0]) == BEGIN:
             return self.model.before.expand(len(tokens), -1)
         last = self.nodes[torch.arange(len(tokens), device=tokens.device), tokens]
@@ -118,10 +118,7 @@ class TourDecoding:
 
 
 class EncoderBlock(nn.Module):
-    """x = norm(x + attention(x)), then norm(x + W_2 relu(W_1 x + b_1) + b_2), norms over a batch's nodes (eq. 2, 3).
-
-    (B, N, P) -> (B, N, P).
-    """
+    """x = norm(x + attention(x)), then norm(x + W_2 relu(W_1 x + b_1) + b_2), norms over a batch's nodes (eq. 2, 3)."""
 
     def __init__(self, channels: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -136,5 +133,5 @@ class EncoderBlock(nn.Module):
 
 
 def _context(mean: Tensor, ends: Tensor) -> Tensor:
-    """[mean h; the last node; the first] of a mean (B, 1, P) and both ends of S steps (B, S, 2 P): (B, S, 3 P)."""
+    """Return [mean h; last node; first node] (B, S, 3 P) of a mean (B, 1, P) and both ends (B, S, 2 P)."""
     return torch.cat([mean.expand(-1, ends.shape[1], -1), ends], -1)

@@ -98,8 +98,8 @@ class Transformer(nn.Module):
         self.output = None if tied else Linear(channels, vocabularies[-1], bias=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Tokens (B, M) and, beginning with the token before the first, (B, N) -> the logits (B, N, V) of what follows
-        each, zero where there is padding."""
+        """Tokens (B, M) and (B, N), which begins with the token before the first -> logits (B, N, V) of the next ones,
+        zero for padding."""
         if source.shape[0] != target.shape[0]:
             raise ShapeError("Transformer", f"target must be (B={source.shape[0]}, N), as many as there are sources",
                              tuple(target.shape))
@@ -123,9 +123,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def alignment(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return the attention weights of each target word over the source words in the last block, as the mean over
-        heads: (N, M) for a pair (M) and (N). The target begins with 1: row i belongs to the word after target[i].
-        """
+        """Return the attention of each target word over the source words in the last block, the mean over heads: (N, M)
+        for a pair (M) and (N). The target begins with 1: row i belongs to the word after target[i]."""
         bases = layer_bases(self, source.unsqueeze(0), target.unsqueeze(0))
         [last] = bases[f"decoder.blocks.{len(self.decoder.blocks) - 1}.source"]
         return last.dense().reshape(-1, len(source), len(target)).mean(0).mT
@@ -135,13 +134,12 @@ class Transformer(nn.Module):
 
 
 def _embedded(tokens: Any, sentences: Sentences) -> Tensor:
-    """The entries of sentences, by these embeddings."""
     return cast(Tensor, tokens(sentences.tokens, sentences.placed(tokens.table(sentences.keep.shape[-1]))))
 
 
 @torch.no_grad()
 def _check_causal(layer: Conv) -> None:
-    """Raise `ConfigError` where outputs see later inputs."""
+    """Raise `ConfigError` if outputs read later inputs."""
     x, training = torch.ones(3, cast(int, layer.in_channels)), layer.training
     if not is_plain(x):
         return

@@ -73,8 +73,8 @@ def _best_tree(scores: Tensor) -> Tensor:
 
 
 def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
-    """Return the heads (N) in the best tree below entry 0 by scores (N, N) of heads and entries: contract each cycle of
-    best heads into one entry, and open it again where the tree enters it. O(N^2) for each cycle."""
+    """Return the heads (N) in the best tree below entry 0 by scores (N, N): contract each cycle of best heads to one
+    entry, and expand it where the tree enters it. O(N^2) for each cycle."""
     contracted = []
     while True:
         heads = table.argmax(0)
@@ -97,7 +97,7 @@ def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
 
 
 def _cycle(heads: list[int]) -> list[int]:
-    """Return the entries of a cycle of heads, if there is one beside that of 0 with itself."""
+    """Return the entries of a cycle of heads, except the one of 0 with itself."""
     seen = [-1] * len(heads)
     seen[0] = 0
     for start in range(1, len(heads)):

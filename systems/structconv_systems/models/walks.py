@@ -32,23 +32,23 @@ def check_size(graph: KnowledgeGraph) -> None:
 
 
 class _Walks(NamedTuple):
-    """Walks in the order of their ``ends``, N times the first entity plus the last; ``kind`` is i of a walk over i, and
-    K i + j of one over i and then j."""
+    """Walks sorted by ``ends``, N times the first entity plus the last; ``kind`` is i of a walk over i, K i + j over i
+    and j."""
 
     ends: Tensor
     kind: Tensor
 
     def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the walks whose ends are from low[b] to high[b] - 1, and b of each."""
+        """Return the walks whose ends are from low[b] to high[b] - 1, and the b of each."""
         return numbers_between(torch.searchsorted(self.ends, low), torch.searchsorted(self.ends, high))
 
     def table(self, kinds: int, entities: int) -> Sparse:
-        """Return the matrix (kinds, N N) of how many walks of each kind lead from which head to which tail."""
+        """Return the matrix (kinds, N N) of the numbers of walks from each head to each tail."""
         return Sparse(Graph(torch.stack([self.kind, self.ends]), num_inputs=kinds, num_outputs=entities * entities))
 
 
 def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
-    """List them, of one relation or two, once for a graph."""
+    """List the walks of one relation or two, once for a graph."""
     def listed() -> _Walks:
         head, kind, tail = graph.triples.unbind(-1)
         if length == 2:
@@ -65,13 +65,12 @@ def _walks(graph: KnowledgeGraph, length: int) -> _Walks:
 
 
 def _in_table(graph: KnowledgeGraph) -> bool:
-    """Return True if the scores of all pairs are few enough to be computed as a whole."""
+    """Return True if the scores of all pairs are few enough for a table."""
     return graph.num_entities ** 2 * graph.num_relations <= _TABLE
 
 
 def entries(graph: KnowledgeGraph, heads: Tensor, length: int = 2) -> Tensor:
-    """Return how many numbers the scores from each head take, (B,): N, and the walks from it, unless a small graph has
-    a table of all pairs."""
+    """Return how many numbers the scores from each head take, (B,): N and its walks, or N if there is a table."""
     count = graph.num_entities
     if _in_table(graph):
         return torch.full_like(heads, count)
@@ -143,8 +142,8 @@ class WalkScores(nn.Module):
         return [(graph.relations[i], graph.relations[j]) for i, j in chosen.nonzero().tolist()], pairs[chosen]
 
     def shrink(self, by: float) -> None:
-        """Bring each weight of a walk of two relations nearer to 0, where it stays: a step of the proximal method for
-        the sum of their sizes (Tibshirani 1996), by which training chooses the walks that count."""
+        """Move each weight of a walk of two relations towards 0: a proximal step for the sum of their sizes (Tibshirani
+        1996), which selects walks."""
         if self.pairs is not None:
             with torch.no_grad():
                 self.pairs.copy_(F.softshrink(self.pairs, by))
@@ -186,7 +185,6 @@ class WalkScores(nn.Module):
 
 
 def _at(scores: Tensor, place: Tensor, added: Tensor) -> Tensor:
-    """Add a number to the score of one entity in each row."""
     return scores.scatter_add(1, place.unsqueeze(-1), added.unsqueeze(-1))
 
 

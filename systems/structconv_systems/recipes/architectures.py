@@ -25,16 +25,15 @@ _HEADERS = ("layer", "flops are", "Mflop", "exponent", "ms", "exponent of time",
 
 
 def network(recipe: Architectures, architecture: str) -> models.SequenceClassifier:
-    """The recipe's model of one architecture: `recipe.layers` layers; dilated convolutions have as many as reach the
-    whole sequence."""
+    """Build the model of one architecture; dilated convolutions have as many layers as reach the whole sequence."""
     layers = models.dilated_layers(recipe.length, recipe.kernel) if architecture == "dilated" else recipe.layers
     return models.SequenceClassifier(architecture, NOISE + MARKS, MARKS ** 2, channels=recipe.channels, layers=layers,
                               kernel=recipe.kernel, heads=recipe.heads)
 
 
 def sequences(recipe: Architectures, task: str) -> dict[str, Labeled]:
-    """The parts of a task: two marks in the first half of a sequence ("far"), or among its last entries ("near"); the
-    label, at the end, says which they are and in which order."""
+    """Draw the parts of a task: two marks in the first half ("far") or the last entries ("near"), which give the label.
+    """
     first, end = (0, recipe.length // 2) if task == "far" else (recipe.length - recipe.near, recipe.length)
     return parts_of(recipe, lambda samples, seed: temporal_order(samples, recipe.length, first=first, end=end,
                                                                  seed=seed))
@@ -47,7 +46,7 @@ def _jobs(recipe: Architectures, run: Run | None) -> list[Job]:
 
 @torch.no_grad()
 def measured_costs(recipe: Architectures, progress: Progress) -> dict[str, Any]:
-    """Measure one layer of each architecture by length: seconds of a call, flops counted and predicted."""
+    """Time one layer of each architecture by length, and count and predict its flops."""
     layers = {name: models.layer_of(name, recipe.channels, kernel=recipe.kernel, heads=recipe.heads).eval()
               for name in models.ARCHITECTURES}
     lengths = halves(recipe.longest, _SHORTEST)
@@ -86,7 +85,7 @@ def _finish(recipe: Architectures, finished: Finished) -> dict[str, Any]:
 
 
 def _show(recipe: Architectures, summary: dict[str, Any]) -> None:
-    """What a layer of each costs, if that was measured: evaluating a run again does not."""
+    """Print the costs of the layers, which `evaluate` does not measure."""
     if "cost" in summary:
         costs = summary["cost"]
         shortest, *_, longest = costs["lengths"]

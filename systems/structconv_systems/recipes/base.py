@@ -1,4 +1,4 @@
-"""The parts of the training that recipes are written with, by one name."""
+"""The parts of training that recipes are written with."""
 
 from structconv_systems.train.batches import Batches, Windows, generator
 from structconv_systems.train.loop import Schedule, Task

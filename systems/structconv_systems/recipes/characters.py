@@ -1,5 +1,4 @@
-"""A causal Transformer on characters with rotary positions, beside sinusoidal and learned ones: the loss in nats on
-test text, and a sample."""
+"""A causal Transformer on characters with rotary, sinusoidal or learned positions: the test loss, and a sample."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,14 +25,14 @@ _DRAWN = 64
 
 
 def network(recipe: Characters, alphabet: int, window: int | None = None, positions: str = "rotary") -> CharacterModel:
-    """The recipe's model; each character attends to all before it, or to a window."""
+    """Build the model; each character attends to all before it, or to a window."""
     return CharacterModel(alphabet, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads,
                           hidden=4 * recipe.channels, dropout=recipe.dropout, window=window, positions=positions,
                           length=recipe.length)
 
 
 class CharactersTask(BatchTask):
-    """Cross-entropy of the next character, over windows of the text that begin anywhere."""
+    """Cross-entropy of the next character, over windows that begin anywhere in the text."""
 
     def __init__(self, recipe: Characters, text: Parts[Tensor], alphabet: int, positions: str, seed: int) -> None:
         self.recipe, self.text, self.parts = recipe, text, text
@@ -57,7 +56,7 @@ class CharactersTask(BatchTask):
 
 
 class Writer:
-    """A model and its alphabet."""
+    """A trained model and its alphabet."""
 
     def __init__(self, model: Any, alphabet: Alphabet) -> None:
         self._model, self._alphabet = model, alphabet
@@ -111,7 +110,7 @@ def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
 
 
 def _heads(task: CharactersTask) -> bytes:
-    """Where the heads of the last layer look in the beginning of the text behind the training's."""
+    """Draw the heads of the last layer over the beginning of the validation text."""
     bases = layer_bases(task.model, task.text["val"][:min(task.recipe.length, _DRAWN)].unsqueeze(0))
     matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
     return basis_png(matrices, [f"head {number}" for number in range(len(matrices))],

@@ -75,8 +75,7 @@ class CitationTask(Task):
 
 
 def network(recipe: Cora, data: Planetoid, group: str = "") -> networks.CitationNetwork:
-    """The recipe's model; of the group ``mlp`` one as wide that has no graph, of ``uniform`` the GAT whose neighbors
-    have equal weights."""
+    """Build the model; group ``mlp`` has no graph, and in ``uniform`` all neighbors have equal weights."""
     sizes = data.num_features, data.num_classes
     assert isinstance(recipe, CoraGCN | CoraGAT)
     if group == _WORDS:
@@ -111,7 +110,7 @@ def _jobs(recipe: Cora, run: Run | None) -> list[Job]:
 
 
 def _groups(recipe: Cora) -> dict[str, Cora]:
-    """The options of each group; a GCN beside a GAT has its own, but the GAT's choice of weights."""
+    """Return the options of each group; the GCN beside a GAT has options of its own."""
     if not isinstance(recipe, CoraGAT):
         return {recipe.name: recipe, _WORDS: recipe}
     gcn = CoraGCN(data=recipe.data, dataset=recipe.dataset, device=recipe.device, compile=recipe.compile)

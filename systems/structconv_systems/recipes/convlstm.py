@@ -1,5 +1,4 @@
-"""Videos of moving digits (Shi et al. 2015): forecasts of a ConvLSTM, of an LSTM without convolution, and of the mean
-frame."""
+"""Videos of moving digits (Shi et al. 2015): forecasts of ConvLSTM, of LSTMs without convolution, of the mean frame."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +26,7 @@ _MANY, _MEANT, _SHOWN = 50, 500, 3
 
 
 def videos_of(recipe: MovingDigits) -> Parts[Videos]:
-    """``train``, ``val`` and ``test``: no image is in two of them."""
+    """Draw ``train``, ``val`` and ``test``; no image is in two of them."""
     path = recipe.path(recipe.images)
     images, counts = _images(recipe, path), {"train": recipe.samples, "val": recipe.held_out, "test": recipe.held_out}
     if len(images) < 10:
@@ -41,7 +40,7 @@ def videos_of(recipe: MovingDigits) -> Parts[Videos]:
 
 
 def _images(recipe: MovingDigits, path: Path) -> Tensor:
-    """The images of an idx file of bytes, (S, side, side) in [0, 1]."""
+    """Read an idx file of bytes as images (S, side, side) in [0, 1]."""
     bytes_SHW = read_idx(path)
     if bytes_SHW.dim() != 3 or bytes_SHW.dtype != torch.uint8:
         raise DataError(path, "images: bytes with the axes number, row, column",
@@ -50,8 +49,8 @@ def _images(recipe: MovingDigits, path: Path) -> Tensor:
 
 
 def network(recipe: MovingDigits, name: str) -> ConvLSTM:
-    """The recipe's model; ``lstm`` is the one without convolution that has as many parameters, ``lstm-wide`` one with a
-    state of `recipe.wide` numbers, or of as many as the ConvLSTM's."""
+    """Build the model; ``lstm`` has no convolution and as many parameters, ``lstm-wide`` a state of `recipe.wide`
+    numbers, 0: of as many as the ConvLSTM."""
     size, layers = recipe.size, recipe.layers
     if name == _CONVOLUTION:
         return ConvLSTM(size=size, ahead=recipe.horizon, patch=recipe.patch, kernel=recipe.kernel, hidden=recipe.hidden,
@@ -64,12 +63,12 @@ def network(recipe: MovingDigits, name: str) -> ConvLSTM:
 
 
 def _some(videos: Parts[Videos]) -> Tensor:
-    """The first of the videos that train."""
+    """Return the first training videos."""
     return videos["train"].at(torch.arange(min(_MEANT, len(videos["train"]))))
 
 
 class VideoTask(BatchTask):
-    """Cross-entropy of the pixels that are forecast, summed over a frame."""
+    """Cross-entropy of the forecast pixels, summed over a frame."""
 
     model: ConvLSTM
 
@@ -115,7 +114,7 @@ def _jobs(recipe: MovingDigits, run: Run | None) -> list[Job]:
 
 @torch.no_grad()
 def _finish(recipe: MovingDigits, finished: Finished) -> dict[str, Any]:
-    """Test videos, what came and what is forecast, as frames and moving, by the first trainings."""
+    """Draw test videos and their forecasts by the first trainings."""
     models = {name: finished.task(name).model for name in (_CONVOLUTION, _WITHOUT)}
     videos = videos_of(recipe)["test"]
     frames = videos.at(torch.arange(min(_SHOWN, len(videos))))

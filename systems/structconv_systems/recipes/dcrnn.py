@@ -32,8 +32,7 @@ _MANY = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Readings (B, T, S), the time of day (B, T, S, 1) or none, what follows (B, horizon, S), and which of it counts.
-    """
+    """Readings (B, T, S), time of day (B, T, S, 1) or none, later readings (B, horizon, S), and which of them count."""
 
     readings: Tensor
     known: Tensor | None
@@ -43,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensors:
-    """Series in three parts, one behind the other, and the graph of the sensors."""
+    """Series in three consecutive parts, and the graph of the sensors."""
 
     recipe: Traffic
     parts: Parts[data.Part]
@@ -52,7 +51,7 @@ class Sensors:
 
     @classmethod
     def read(cls, recipe: Traffic) -> Self:
-        """Read the recipe's files; `DataError` where one is too short or of other sensors."""
+        """Read the files; `DataError` if one is too short or has other sensors."""
         path = recipe.path(recipe.file)
         series = _read(recipe, recipe.file, recipe.path(recipe.adjacency))
         times, least = len(series.values), recipe.history - 1
@@ -81,8 +80,8 @@ class Sensors:
 
     @torch.no_grad()
     def errors(self, model: nn.Module, name: str, stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of absolute and of squared errors of a model over what was observed, and how much that is, each
-        (horizon, S), from every `stride`-th origin."""
+        """Sum absolute errors, squared errors and the observed readings at every `stride`-th origin: each (horizon, S).
+        """
         sums = torch.zeros(3, self.recipe.horizon, len(self.names), dtype=torch.float64)
         for origins in torch.tensor(self.parts[name].origins[::stride]).split(_MANY):
             batch = self.batch(name, origins)
@@ -92,7 +91,7 @@ class Sensors:
         return absolute, squared, counts
 
     def figures(self, model: nn.Module, name: str) -> dict[str, float]:
-        """The error by steps, and over all of them; of ``val`` the latter alone."""
+        """Return the errors by steps and in all; of ``val`` the latter alone."""
         absolute, squared, counts = self.errors(model, name, self.recipe.stride if name == "val" else 1)
         whole = float(absolute.sum() / counts.sum())
         if name == "val":
@@ -107,14 +106,14 @@ def _read(recipe: Traffic, name: str, adjacency: Any = None) -> data.Series:
 
 
 def _part(recipe: Traffic, series: data.Series, first: int, end: int) -> data.Part:
-    """Its values filled with the last reading before each that is missing."""
+    """Fill each missing reading with the last one before it."""
     filled = History.of(series.values.mT, series.observed.mT).filled.mT
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (filled, series.observed))
     return data.Part(values=values, observed=observed, first=first, end=end)
 
 
 def _other(recipe: Traffic, series: data.Series) -> tuple[Path, data.Part]:
-    """The whole of the file that tests, whose sensors are those of the series, in any order."""
+    """Read the test file, whose sensors are those of the series in any order."""
     path, test = recipe.path(recipe.test), _read(recipe, recipe.test)
     if sorted(test.names) != sorted(series.names):
         odd = min(set(test.names) ^ set(series.names))
@@ -127,7 +126,7 @@ def _other(recipe: Traffic, series: data.Series) -> tuple[Path, data.Part]:
 
 
 def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
-    """The recipe's model with the graph, or the one without it that has as many parameters."""
+    """Build the model with the graph, or the one without it that has as many parameters."""
     (mean, deviation), day = data.mean_and_deviation(sensors.parts["train"].known), int(recipe.period > 0)
     wide = width_without_graph(recipe.hidden, recipe.layers, day, recipe.walk)
     mechanism, hidden = (diffusion(recipe.walk), recipe.hidden) if name == _GRAPH else (Identity(), wide)
@@ -136,7 +135,7 @@ def network(recipe: Traffic, sensors: Sensors, name: str) -> DCRNN:
 
 
 class DCRNNTask(BatchTask):
-    """Absolute error of all steps that are forecast, in the unit of the readings."""
+    """Absolute error of all forecast steps, in the unit of the readings."""
 
     model: DCRNN
 
@@ -171,7 +170,7 @@ class EachSensor(nn.Module):
 
 
 def _linear(recipe: Traffic, sensors: Sensors) -> LinearForecast:
-    """The linear forecast that fits the training part best."""
+    """Fit the linear forecast to the training part."""
     batches = (sensors.batch("train", origins) for origins in torch.tensor(sensors.parts["train"].origins).split(_MANY))
     return LinearForecast(recipe.history, recipe.horizon).fit(
         (batch.readings.mT.flatten(0, 1), batch.target.mT.flatten(0, 1), batch.counted.mT.flatten(0, 1))
@@ -179,7 +178,7 @@ def _linear(recipe: Traffic, sensors: Sensors) -> LinearForecast:
 
 
 def _simple(recipe: Traffic, sensors: Sensors) -> dict[str, nn.Module]:
-    """Forecasts that are not trained by gradients; that by the time of day only if it is known."""
+    """Return the forecasts that are not trained by gradients."""
     train = sensors.parts["train"]
     days = {"time-of-day": TimeOfDay(train.values[:train.end], train.observed[:train.end], recipe.period,
                                      recipe.horizon)} if recipe.period else {}
@@ -197,8 +196,8 @@ def _jobs(recipe: Traffic, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
-    """Whether the graph helps at each step of the table; and errors by sensor on a map, by the first trainings. The
-    mean and zero are not on the map, for their errors would take most of its colors."""
+    """Compare the errors with those of the baselines, and draw errors by sensor on a map, without mean and zero, whose
+    errors would take most of its colors."""
     sensors, rows = Sensors.read(recipe), {}
     for name in [name for name in finished.groups if name not in (_MEAN, _ZERO)]:
         absolute, _, counts = sensors.errors(finished.task(name).model, "test")
@@ -213,7 +212,7 @@ def _finish(recipe: Traffic, finished: Finished) -> dict[str, Any]:
 
 
 def _positions(recipe: Traffic, sensors: Sensors) -> Tensor:
-    """Kilometers east and north of the sensors' middle, (S, 2); without locations a layout of the graph."""
+    """Return kilometers east and north of the sensors' middle, (S, 2), or without locations a layout of the graph."""
     absent = not recipe.path(recipe.locations).is_file() and recipe.locations == type(recipe).locations
     if not recipe.locations or absent:
         import networkx as nx

@@ -26,7 +26,7 @@ __all__ = ["DigitsTask", "evaluate", "execute", "show"]
 
 
 class DigitsTask(Task):
-    """Classification of the digits; one step is one minibatch, its images a function of seed and step alone."""
+    """Classification of the digits; a step is a minibatch, drawn by seed and step alone."""
 
     def __init__(self, recipe: CompareDigits, digits: Digits, basis: str, seed: int) -> None:
         self.recipe, self.digits, self.seed = recipe, digits, seed
@@ -36,7 +36,7 @@ class DigitsTask(Task):
         self.steps = self.per_epoch * recipe.epochs
 
     def train_step(self, step: int) -> dict[str, float]:
-        """One minibatch, at a learning rate that rises over a tenth of the steps and falls as a cosine."""
+        """Train on one minibatch; the rate rises over a tenth of the steps and falls as a cosine."""
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * _rate((step - 1) / self.steps)
@@ -50,27 +50,23 @@ class DigitsTask(Task):
         return {"loss": loss.item()}
 
     def validate(self) -> dict[str, float]:
-        """Loss and accuracy on the validation images."""
         loss, accuracy = measure(self.model, self.digits.validation)
         return {"val_loss": loss, "val_accuracy": accuracy}
 
     def test(self) -> dict[str, float]:
-        """Accuracy on the test images."""
         return {"test_accuracy": measure(self.model, self.digits.test)[1]}
 
 
 def network(recipe: CompareDigits, digits: Digits, basis: str) -> PixelNetwork:
-    """The recipe's network over one of the bases."""
     return PixelNetwork(VARIANTS[basis], digits.shape, channels=recipe.channels, classes=digits.num_classes)
 
 
 def steps_per_epoch(recipe: CompareDigits, digits: Digits) -> int:
-    """How many minibatches there are in a pass."""
     return math.ceil(len(digits.train) / recipe.batch_size)
 
 
 def measure(model: nn.Module, part: Split) -> tuple[float, float]:
-    """Cross-entropy and accuracy."""
+    """Return cross-entropy and accuracy."""
     model.eval()
     with torch.no_grad():
         outputs = model(part.images)
@@ -79,7 +75,6 @@ def measure(model: nn.Module, part: Split) -> tuple[float, float]:
 
 
 def _jobs(recipe: CompareDigits, digits: Digits) -> list[Job]:
-    """A training of each basis and seed."""
     per_epoch = steps_per_epoch(recipe, digits)
 
     def schedule(seed: int) -> Schedule:
@@ -91,7 +86,7 @@ def _jobs(recipe: CompareDigits, digits: Digits) -> list[Job]:
 
 
 def execute(recipe: CompareDigits, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-    """All trainings, or those that are left; then ``summary.json``, ``pictures/`` and ``report.html``."""
+    """Train what is left; then write ``summary.json``, ``pictures/`` and ``report.html``."""
     progress.phase("reading the digits")
     digits = load_digits()
     jobs = _jobs(recipe, digits)
@@ -105,14 +100,14 @@ def execute(recipe: CompareDigits, run: Run, interrupt: Interrupt, progress: Pro
 
 
 def evaluate(recipe: CompareDigits, run: Run, progress: Progress) -> dict[str, Any]:
-    """The test accuracies of the run's final weights, computed anew."""
+    """Measure the final weights of the run again."""
     progress.phase("reading the digits")
     digits = load_digits()
     return _summary(recipe, run, digits, measured(_jobs(recipe, digits), run, progress))
 
 
 def show(recipe: CompareDigits, summary: dict[str, Any]) -> None:
-    """Print the table and where the report is."""
+    """Print the table and the path of the report."""
     print_table(HEADERS, table_rows(summary), title=f"8x8 digits, {recipe.seeds} seeds")
     print(f"report: {summary['run']}/report.html")
 
@@ -139,7 +134,7 @@ def _field(model: PixelNetwork, digits: Digits) -> int:
 
 
 def _rate(done: float) -> float:
-    """Share of the peak learning rate when a share `done` of the steps is over."""
+    """Return the share of the peak learning rate after a share `done` of the steps."""
     return done / 0.1 if done < 0.1 else 0.5 + 0.5 * math.cos(math.pi * (done - 0.1) / 0.9)
 
 

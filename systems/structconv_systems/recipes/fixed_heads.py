@@ -20,7 +20,7 @@ _LEARNED, _FIXED = "learned-heads", "fixed-heads"
 
 
 def network(recipe: FixedHeads, vocabulary: int, fixed: bool = True) -> Model:
-    """The recipe's model; with `fixed` its encoder has one head of attention beside the shifts."""
+    """Build the model; with `fixed` its encoder has one head of attention beside the shifts."""
     heads = 1 + len(recipe.shifts)
     return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=heads, hidden=recipe.hidden,
                  dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions, recompute=recipe.recompute,
@@ -38,8 +38,7 @@ def _jobs(recipe: FixedHeads, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
-    """Parameters of both, and the time of a step of one over that of the other, step by step in turn; in a picture
-    what the heads of the encoder look at."""
+    """Count parameters, time steps of both in turn, and draw the heads of the encoder."""
     tasks = finished.tasks()
     finished.run.draw("encoder.png", _heads(recipe, tasks[_FIXED]),
                       "Heads of the encoder for a test sentence. Rows: subwords that are read; columns: subwords that "
@@ -58,8 +57,7 @@ def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
 
 
 def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
-    """The bases of the encoder's layers for a test sentence: a word that is looked at is a row, one that looks a
-    column."""
+    """Draw the bases of the encoder's layers for a test sentence."""
     pairs = task.corpus.parts["test"]
     place = telling(pairs.text)
     bases = layer_bases(task.model, pairs.sources[place].unsqueeze(0), pairs.targets[place][:1].unsqueeze(0))

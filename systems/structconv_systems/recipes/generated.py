@@ -20,17 +20,16 @@ _PARTS = ("train", "val", "test")
 
 
 def parts_of(recipe: Generated, make: Callable[[int, int], Labeled]) -> dict[str, Labeled]:
-    """``train``, ``val`` and ``test`` by `make` of a number of samples and a seed, which is 0, 1 and 2."""
+    """Make ``train``, ``val`` and ``test`` from a number of samples and the seeds 0, 1 and 2."""
     return {part: make(recipe.samples if part == "train" else recipe.held_out, seed)
             for seed, part in enumerate(_PARTS)}
 
 
 class Classification(BatchTask):
-    """Cross-entropy of the labels, by which weights are chosen, and accuracy in percent.
+    """Cross-entropy of the labels, which chooses the weights, and accuracy in percent.
 
     Args:
-        model: inputs -> logits (B, classes).
-        parts: of the data, each with `inputs`, `labels` and a length.
+        model: inputs -> logits (B, classes). parts: the data, each with `inputs`, `labels` and a length.
     """
 
     samples: ClassVar[str] = "generated sequences"
@@ -55,18 +54,18 @@ class Classification(BatchTask):
 
 def trainings(recipe: Generated | OnImages, group: str, make: Callable[[], nn.Module], parts: Mapping[str, Any],
               kind: type[Classification] = Classification) -> list[Job]:
-    """One of a model for each seed."""
+    """Return a training of a model for each seed."""
     return jobs_of(recipe, group, lambda options, seed: kind(make(), options, parts, seed), kind)
 
 
 class ImageTask(Classification):
-    """Cross-entropy, and accuracy in percent, by which weights are chosen."""
+    """Cross-entropy of images, and accuracy in percent, which chooses the weights."""
 
     metric, higher, samples = "val_accuracy", True, "images"
 
 
 def image_parts(recipe: OnImages) -> dict[str, Images]:
-    """``train``, ``val`` (the last of the training images) and ``test``; `DataError` where they do not fit."""
+    """Read ``train``, ``val`` (the last of the training images) and ``test``; `DataError` if they do not fit."""
     known, test = (read_images(recipe.path(name)) for name in (recipe.train, recipe.test))
     first = len(known) - recipe.held_out
     if first < 1:

@@ -1,5 +1,4 @@
-"""Interaction networks (Battaglia et al. 2016) learn how bodies move: one step, thousands of them, more bodies and
-fewer."""
+"""Interaction networks (Battaglia et al. 2016): one step, rollouts, more bodies and fewer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """All steps of simulations, those of one in their order, and the graph of their bodies."""
+    """All steps of simulations, one simulation after the other, and the graph of the bodies."""
 
     simulations: Simulations
     graph: Graph
@@ -47,18 +46,17 @@ class Steps:
         return len(self.simulations) * (self.simulations.states.shape[1] - 1)
 
     def at(self, rows: Tensor) -> Seen:
-        """Some of them."""
         times = self.simulations.states.shape[1] - 1
         simulation, time = rows // times, rows % times
         before, after = (self.simulations.states[simulation, at] for at in (time, time + 1))
         return Seen(before, self.simulations.properties[simulation], (after - before)[..., 2:])
 
     def some(self, count: int) -> Seen:
-        """About this number of steps, evenly spaced."""
+        """Return about `count` steps, evenly spaced."""
         return self.at(torch.arange(0, len(self), max(1, len(self) // count)))
 
     def figures(self, model: InteractionNetwork) -> tuple[float, float]:
-        """Mean squared errors of a velocity's coordinate after a step: of the model, and of constant velocity."""
+        """Return the mean squared errors of a velocity after a step: of the model, and of constant velocity."""
         sums: Any = 0
         for rows in torch.arange(len(self)).split(_MANY):
             states, properties, changes = self.at(rows)
@@ -73,8 +71,8 @@ class Motion:
     """Simulations of a system.
 
     Attributes:
-        steps: of ``train``, ``val``, ``test``, and of tests with ``fewer`` bodies and ``more``.
-        long: simulations that a rollout is held against, which test, too.
+        steps: of ``train``, ``val``, ``test``, and of tests with ``fewer`` bodies and ``more``. long: test simulations
+            for rollouts.
     """
 
     recipe: options.Interactions
@@ -85,7 +83,7 @@ class Motion:
 
     @classmethod
     def simulated(cls, recipe: options.Interactions, name: str) -> Self:
-        """Simulate the steps of the recipe, with a seed for each part."""
+        """Simulate each part with its own seed."""
         own, fewer, more = _BODIES[name]
         bodies = {"train": own, "val": own, "test": recipe.test or own, "fewer": fewer, "more": more}
         steps = {}
@@ -100,7 +98,7 @@ class Motion:
                    long=system.simulate(recipe.rollouts, recipe.horizon + 1, seed=20))
 
     def drawn(self) -> Tensor:
-        """The places of the steps to draw from, each as often as it stands there."""
+        """Return the numbers of the training steps, repeated by how often each is drawn."""
         squared = self.steps["train"].simulations.states[..., 2:].diff(dim=1).square().sum(-1)
         much = squared.amax(-1) > squared.mean()
         near = much.clone()
@@ -109,13 +107,13 @@ class Motion:
         return torch.arange(near.numel()).repeat_interleave(1 + (self.recipe.collision_weight - 1) * near.flatten())
 
     def rollout(self, model: InteractionNetwork) -> Simulations:
-        """What a model makes of the beginnings of `long`."""
+        """Continue the first states of `long` by the model."""
         begin, graph = self.long.states[:, 0], self.features.graph(self.system.bodies)
         later = model.rollout(begin, self.long.properties, graph, self.recipe.horizon)
         return dataclasses.replace(self.long, states=torch.cat([begin.unsqueeze(1), later], 1))
 
     def drift(self, simulations: Simulations) -> float:
-        """By how many percent of the mean kinetic energy of `long` energy has changed in the end; the median."""
+        """Return the median change of energy until the end, in percent of the mean kinetic energy of `long`."""
         masses, velocities = self.long.properties[:, None, :, 0].double(), self.long.states[..., 2:].double()
         kinetic = (masses * velocities.square().sum(-1)).sum(-1).mean(1) / 2
         energy = self.system.energy(simulations)
@@ -123,7 +121,7 @@ class Motion:
 
 
 def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, views.InteractionFeatures]:
-    """The system of so many bodies, and what these see."""
+    """Return the system of so many bodies, and its features."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
         return space, views.SpaceFeatures(space.step * space.every)
@@ -135,7 +133,7 @@ def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtoni
 
 
 def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:
-    """The recipe's model, with the scales of the training simulations; without relations the baseline."""
+    """Build the model with the scales of the training simulations; without relations it is the baseline."""
     model = InteractionNetwork(motion.features, hidden=recipe.hidden, effects=recipe.effects, layers=recipe.layers,
                                relations=relations)
     steps = motion.steps["train"]
@@ -144,8 +142,7 @@ def network(recipe: options.Interactions, motion: Motion, relations: bool = True
 
 
 class InteractionTask(BatchTask):
-    """The squared error of changes of velocity, by their mean square, and a penalty on effects (section 4 of the
-    paper)."""
+    """The scaled squared error of changes of velocity, and a penalty on effects (section 4 of the paper)."""
 
     model: InteractionNetwork
 
@@ -183,7 +180,7 @@ def _jobs(recipe: options.Interactions, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: options.Interactions, finished: Finished) -> None:
-    """A test simulation of each system beside its rollout: the ways of the first steps, and all of it moving."""
+    """Draw a test simulation of each system beside its rollout."""
     for name in recipe.systems:
         task = finished.task(name)
         motion: Motion = task.motion
@@ -196,7 +193,7 @@ def _finish(recipe: options.Interactions, finished: Finished) -> None:
 
 
 def _show(recipe: options.Interactions, summary: dict[str, Any]) -> None:
-    """The errors themselves."""
+    """Print the errors."""
     print_table(("mean squared error of velocities after a step, (m/s)^2", "network", "constant velocity"), [
         (name, f"{row['test_loss']:.3g}", f"{row['test_constant']:.3g}") for name, row in summary["results"].items()])
 

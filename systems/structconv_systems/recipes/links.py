@@ -24,14 +24,14 @@ _MANY, _ENTRIES = 512, 1 << 22
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Facts:
-    """A knowledge graph and the triples that are asked for: (m, r, ?) for n, and (n, r^-1, ?) for m.
+    """A knowledge graph and its questions: (m, r, ?) for n, and (n, r^-1, ?) for m.
 
     Attributes:
         graph: the training triples, each once, and their inverses.
         parts: (T, 3) of each part; those of ``train`` are the graph's without inverses.
         learned: answers in training.
-        known: right answers that the ranks of ``val`` and of ``test`` leave out: those of training and validation, and
-            those of all parts.
+        known: right answers that the ranks of ``val`` and ``test`` leave out: of training and validation, and of all
+            parts.
     """
 
     graph: KnowledgeGraph
@@ -41,13 +41,13 @@ class Facts:
 
     @classmethod
     def read(cls, recipe: Links, *, own_entities: bool) -> Self:
-        """Those of the recipe's folder or archive.
+        """Read the folder or archive of the recipe.
 
-        Where `recipe.test` names another one its test triples are asked for instead: of the entities of training if a
-        model knows those alone (`own_entities`), else in the graph of its own training triples.
+        The test triples come from `recipe.test` if it names another one: of the entities of training with
+        `own_entities`, else in the graph of its own training triples.
 
         Raises:
-            DataError: as of `read_triples`; names there that are unknown here.
+            DataError: as of `read_triples`, or a name there is unknown here.
         """
         unseen: Literal["error", "admit"] = "admit" if recipe.unseen == "admit" else "error"
         data, known = read_triples(recipe.path(recipe.triples), unseen=unseen), torch.empty(0, 3, dtype=torch.int64)
@@ -79,8 +79,8 @@ class Facts:
     @torch.no_grad()
     def figures(self, scores: Callable[[Tensor], Tensor], entries: Callable[[Tensor], Tensor], part: str
                 ) -> dict[str, float]:
-        """MRR and hits, in percent, by scores (B, N) of questions (B, 3), which take `entries` (B,) numbers by heads
-        (B,); of ``val`` and ``test``."""
+        """Return MRR and hits of ``val`` or ``test``, in percent, by scores (B, N) of questions (B, 3), which take
+        `entries` (B,) numbers for heads (B,)."""
         questions, known = both_ways(self.parts["valid" if part == "val" else part], self.graph), self.known[part]
         ranks = [filtered_ranks(scores(some), some[:, 2], known(some)) for many in questions.split(_MANY)
                  for some in many.split(consecutive(entries(many[:, 0])))]
@@ -88,15 +88,15 @@ class Facts:
 
 
 def both_ways(triples: Tensor, graph: KnowledgeGraph) -> Tensor:
-    """The triples, then their inverses, (2 T, 3), in the numbers of a graph `with_inverses()`."""
+    """Return the triples, then their inverses, (2 T, 3), numbered as in a graph `with_inverses()`."""
     head, relation, tail = triples.unbind(-1)
     turned = torch.stack([tail, relation + graph.num_relations // 2, head], -1)
     return torch.cat([triples, turned])
 
 
 def consecutive(entries: Tensor) -> list[int]:
-    """Return how many questions follow each other in each part of them, by how many numbers the scores of each take: at
-    most `_ENTRIES` in a part, except in one of a single question."""
+    """Split questions into consecutive parts whose scores take at most `_ENTRIES` numbers, or that have one question.
+    """
     counts, total = [0], 0
     for size in entries.tolist():
         if counts[-1] and total + size > _ENTRIES:
@@ -106,7 +106,7 @@ def consecutive(entries: Tensor) -> list[int]:
 
 
 def _numbers_in(path: object, kind: str, names: Sequence[str], known: Sequence[str]) -> Tensor:
-    """The number of each name among those that are known."""
+    """Return the number of each name in `known`."""
     numbers = {name: number for number, name in enumerate(known)}
     unknown = next((name for name in names if name not in numbers), None)
     if unknown is not None:
@@ -115,7 +115,7 @@ def _numbers_in(path: object, kind: str, names: Sequence[str], known: Sequence[s
 
 
 class LinkTask(BatchTask):
-    """Cross-entropy of the tail among all entities that are no other known answer, for triples and their inverses."""
+    """Cross-entropy of the tail among all entities that are no other known answer, for both directions."""
 
     metric, higher = "val_mrr", True
 
@@ -131,16 +131,16 @@ class LinkTask(BatchTask):
         return F.cross_entropy(scores, answer.squeeze(-1), reduction="sum"), float(len(questions))
 
     def trained(self, questions: Tensor) -> Tensor:
-        """Scores (B, N) of questions (B, 3) whose answer is part of the graph."""
+        """Return scores (B, N) of questions (B, 3) whose answer is in the graph."""
         return self.score(questions)
 
     def score(self, questions: Tensor) -> Tensor:
-        """Scores (B, N), whatever the answer."""
+        """Return scores (B, N) of any questions."""
         scores: Tensor = self.model(self.facts.graph, questions[:, :2])
         return scores
 
     def entries(self, heads: Tensor) -> Tensor:
-        """How many numbers the scores of a question from each head take, (B,)."""
+        """Return how many numbers the scores of a question from each head take, (B,)."""
         return torch.full_like(heads, self.facts.graph.num_entities)
 
     def figures(self, part: str) -> dict[str, float]:

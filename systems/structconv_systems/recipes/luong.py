@@ -16,7 +16,7 @@ _NONE = "none"
 
 
 def network(recipe: Luong, vocabulary: int, row: str = "global-general") -> Model:
-    """The recipe's model of a row of the table."""
+    """Build the model of a row of the table."""
     window, _, score = row.rpartition("-") if row != _NONE else ("global", "", None)
     return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, layers=recipe.layers,
                  score=score, window=window, radius=None if window == "global" else recipe.radius,
@@ -29,8 +29,7 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Luong, finished: Finished) -> None:
-    """Where each row with attention looks in the source of a test sentence (a row) while it chooses the reference's
-    subwords."""
+    """Draw the attention of each row of the table while it reads the reference of a test sentence."""
     tasks = finished.tasks()
     corpus = tasks[recipe.rows[0]].corpus
     pairs = corpus.parts["test"]
@@ -49,7 +48,7 @@ def _finish(recipe: Luong, finished: Finished) -> None:
 
 
 def _use(recipe: Luong, run: Run, progress: Progress, beam: int | None = None) -> Translator:
-    """That of the table's last row."""
+    """Return the translator of the table's last row."""
     row = recipe.rows[-1]
     return translator(partial(network, row=row), f"{row}/seed-0", recipe, run, progress, beam)
 

@@ -19,7 +19,7 @@ __all__ = ["RUNNER", "of_graph", "of_grid"]
 
 
 def of_graph(recipe: MnistCheb, images: Images) -> GraphLeNet:
-    """The recipe's model over the graph of such images' pixels."""
+    """Build the model over the graph of the pixels of such images."""
     height, width = images.inputs.shape[1:]
     if recipe.neighbors >= height * width:
         raise ConfigError(recipe.name, f"neighbors must be below the {height * width} pixels", recipe.neighbors)
@@ -32,7 +32,7 @@ def of_graph(recipe: MnistCheb, images: Images) -> GraphLeNet:
 
 
 def of_grid(recipe: MnistCheb, images: Images) -> GridLeNet:
-    """The CNN beside it."""
+    """Build the CNN of the same size."""
     height, width = images.inputs.shape[1:]
     return GridLeNet((height, width), len(images.names), channels=recipe.channels, kernel=recipe.kernel,
                      hidden=recipe.hidden, dropout=recipe.dropout)
@@ -45,7 +45,7 @@ def _jobs(recipe: MnistCheb, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:
-    """How many numbers each model learns; in a picture the graph of the pixels, and those of their clusters."""
+    """Count parameters, and draw the graph of the pixels and of their clusters."""
     tasks = finished.tasks()
     height, width = tasks["graph"].parts["train"].inputs.shape[1:]
     points = Grid((height, width)).coordinates().flip(-1).float() * torch.tensor([1.0, -1.0])
@@ -62,7 +62,7 @@ def _finish(recipe: MnistCheb, finished: Finished) -> dict[str, Any]:
 
 
 def _within(cluster: Tensor, graph: Graph) -> Tensor:
-    """Edges of each cluster's first pixel with its others, (2, E)."""
+    """Return edges from each cluster's first pixel to its others, (2, E)."""
     order = cluster.argsort(stable=True)
     sizes = cluster.bincount(minlength=graph.num_nodes)
     first = order[sizes.cumsum(0) - sizes]

@@ -28,7 +28,7 @@ _MANY = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The molecules of the recipe's file, and those of another that are measured in place of its test part."""
+    """The molecules of the file, and those of another that replace its test part."""
 
     recipe: Molecules
     molecules: Data
@@ -36,7 +36,7 @@ class Table:
 
     @classmethod
     def read(cls, recipe: Molecules) -> Self:
-        """Both, of which the lines that are skipped are counted in a warning; `DataError` where there are too few."""
+        """Read both files; skipped lines are counted in a warning; `DataError` if there are too few molecules."""
         molecules, other = (_read(recipe, name) if name else None for name in (recipe.file, recipe.test))
         assert molecules is not None
         table = cls(recipe=recipe, molecules=molecules, other=other)
@@ -45,7 +45,7 @@ class Table:
         return table
 
     def rows(self, seed: int) -> Parts[list[int]]:
-        """Which molecules train, validate and test with this seed."""
+        """Return the molecules of each part with this seed."""
         other = {} if self.other is None else {"test": list(range(len(self.other)))}
         return Parts(self._split(seed) | other, of="molecules")
 
@@ -57,12 +57,12 @@ class Table:
 
     @property
     def skipped(self) -> int:
-        """Molecules whose SMILES could not be read."""
+        """The number of molecules whose SMILES cannot be read."""
         return sum(len(data.skipped) for data in (self.molecules, self.other) if data is not None)
 
 
 def network(recipe: Molecules, targets: Tensor) -> Ensemble:
-    """The recipe's models of numbers like these."""
+    """Build the models of numbers like these."""
     return Ensemble(MessagePassing(
         ATOM_CHANNELS, BOND_CHANNELS + recipe.reach - 1, channels=recipe.channels, edge_hidden=recipe.edge_hidden,
         message_steps=recipe.message_steps, readout=recipe.readout, readout_steps=recipe.readout_steps,
@@ -71,7 +71,7 @@ def network(recipe: Molecules, targets: Tensor) -> Ensemble:
 
 
 class MoleculesTask(BatchTask):
-    """Squared error in units of the deviation of the training molecules, the mean of the models that learn."""
+    """Squared error in units of the variance of the training molecules, the mean over the models."""
 
     model: Ensemble
 
@@ -94,13 +94,13 @@ class MoleculesTask(BatchTask):
 
     @torch.no_grad()
     def predicted(self, part: str) -> tuple[Tensor, Tensor]:
-        """What the model says of a part, and what was measured."""
+        """Return the predicted and the measured numbers of a part."""
         batches = self._batches(part)
         return (torch.cat([self.model(x, graph) for x, graph, _ in batches]),
                 torch.cat([target for _, _, target in batches]))
 
     def _batches(self, part: str) -> list[tuple[Tensor, Graph, Tensor]]:
-        """A part in batches that are kept, for it is measured again and again."""
+        """Return the batches of a part, which are kept, for it is measured many times."""
         if part not in self._measured_at:
             other = self.table.other if part == "test" else None
             data, rows = (self.table.molecules, self.rows[part]) if other is None else (other, range(len(other)))
@@ -110,8 +110,8 @@ class MoleculesTask(BatchTask):
 
 
 class Forest(nn.Module):
-    """A random forest (Breiman 2001); of shares of features that a split reads, the one that is best in validation.
-    It has no parameters of torch. A feature that is NaN has the median of the training part.
+    """A random forest (Breiman 2001) whose share of features in a split is the best in validation. A feature that is
+    NaN has the median of the training part.
 
     Args:
         features: SMILES -> (B, D). trees: number of trees. shares: of the features.
@@ -142,7 +142,6 @@ class Forest(nn.Module):
 
 
 def _described(smiles: tuple[str, ...]) -> Any:
-    """Fingerprints and descriptors, (B, D)."""
     import numpy as np
 
     return np.concatenate([fingerprints(smiles), descriptors(smiles)], 1)
@@ -155,7 +154,7 @@ def _forest_figures(table: Table, seed: int, model: nn.Module, part: str) -> dic
 
 
 def errors(output: Tensor, target: Tensor, part: str) -> dict[str, float]:
-    """Root mean square and mean absolute error of numbers (B,)."""
+    """Return the root mean square and the mean absolute error of numbers (B,)."""
     error = output.double() - target.double()
     root = float(error.square().mean().sqrt())
     return {"val_loss": root} if part == "val" else {f"{part}_rmse": root, f"{part}_mae": float(error.abs().mean())}
@@ -182,7 +181,7 @@ def _jobs(recipe: Molecules, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Molecules, finished: Finished) -> dict[str, Any]:
-    """How many molecules were skipped; and what the first training says beside what was measured, in a picture."""
+    """Count skipped molecules, and draw predictions of the first training beside the measured numbers."""
     task: MoleculesTask = finished.task(recipe.name)
     shown = {title: task.predicted(part) for title, part in (("training", "train"), ("test", "test"))}
     finished.run.draw("predicted", agreement({title: (target, output) for title, (output, target) in shown.items()}),

@@ -1,5 +1,4 @@
-"""Non-local blocks in a small CNN (Wang et al. 2018): accuracy without one and with each of the four functions, where a
-block looks, and what one costs over more and more pixels."""
+"""Non-local blocks in a small CNN (Wang et al. 2018): accuracy with each function, attention, and cost by pixels."""
 
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ _HEADERS = ("block", "ms", "exponent", "planned Mflop", "exponent", "planned KiB
 
 
 def _parts(recipe: NonLocal) -> dict[str, Images]:
-    """The images, or pairs of images of the same part: no image is in two parts."""
+    """Return the images, or pairs of images; no image is in two parts."""
     parts = image_parts(recipe)
     if not recipe.pairs:
         return parts
@@ -43,9 +42,9 @@ def _jobs(recipe: NonLocal, run: Run | None) -> list[Job]:
 
 @torch.no_grad()
 def measured_costs(recipe: NonLocal, progress: Progress) -> dict[str, Any]:
-    """Of a block of each function by the number n of pixels: seconds of a call, in turns, and the flops and the memory
-    beside arguments and result of its plan; exponents of n fitted to the longer half of each, for over few pixels a
-    plan may take another order, and calls cost more than their products."""
+    """Measure a block of each function by the number of pixels: seconds, and flops and memory of its plan.
+
+    Exponents are fitted to the longer half: with few pixels a plan may differ, and calls cost more than products."""
     blocks = {name: NonLocalBlock(recipe.channels, recipe.inner, function, zero_init=False).eval()
               for name, function in zip(_BLOCKS, NonLocalBlock.FUNCTIONS, strict=True)}
     sides = halves(recipe.longest, _SHORTEST)
@@ -83,7 +82,7 @@ def _finish(recipe: NonLocal, finished: Finished) -> dict[str, Any]:
 
 
 def _looks(tasks: dict[str, Any], blocks: tuple[str, ...]) -> bytes:
-    """The first test image, and the weights of its pixels for the one where it is brightest, by each block."""
+    """Draw the first test image, and the weights of all positions for its brightest pixel by each block."""
     image = next(iter(tasks.values())).parts["test"].inputs[0]
     row, column = divmod(int(image.argmax()), image.shape[1])
     panels = {f"{row}, {column} of": image}
@@ -93,7 +92,7 @@ def _looks(tasks: dict[str, Any], blocks: tuple[str, ...]) -> bytes:
 
 
 def _show(recipe: NonLocal, summary: dict[str, Any]) -> None:
-    """What a block of each costs, if that was measured: evaluating a run again does not."""
+    """Print the costs of the blocks, which `evaluate` does not measure."""
     if "cost" in summary:
         costs = summary["cost"]
         title = f"a block of {costs['channels']} channels, over n={costs['pixels'][0]} ... {costs['pixels'][-1]} pixels"

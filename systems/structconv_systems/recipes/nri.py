@@ -1,5 +1,5 @@
-"""Neural relational inference (Kipf et al. 2018): infer from motion alone which bodies act on which, beside the same
-encoder trained with the true graphs, the paper's networks, and correlations."""
+"""Neural relational inference (Kipf et al. 2018): infer from motion which bodies interact, beside an encoder trained
+with the true graphs, the paper's networks, and correlations."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -55,12 +55,12 @@ class Motion:
 
     @classmethod
     def simulated(cls, recipe: options.RelationalInference) -> Self:
-        """Simulate the recipe's three parts, with the seeds 0, 1 and 2."""
+        """Simulate the three parts, with the seeds 0, 1 and 2."""
         return cls.scaled(recipe, simulations_of(recipe))
 
     @classmethod
     def scaled(cls, recipe: options.RelationalInference, simulations: Mapping[str, Simulations]) -> Self:
-        """Simulations as the recipe's model reads them: the paper's oscillators have no cosine."""
+        """Scale simulations for the recipe's model; the paper's oscillators have no cosine."""
         states = {part: simulation.states for part, simulation in simulations.items()}
         if recipe.system == "kuramoto" and recipe.model == "paper":
             states = {part: simulation[..., [0, 1, 3]] for part, simulation in states.items()}
@@ -71,31 +71,31 @@ class Motion:
                                 for part, simulation in simulations.items()}))
 
     def mirrored(self, states: Tensor) -> Tensor:
-        """Each simulation (B, T, N, 4) turned by quarters and mirrored at random: x, y exchanged, or a sign."""
+        """Turn each simulation (B, T, N, 4) by quarters and mirror it at random: exchange x and y, or a sign."""
         count = len(states)
         signs = torch.randint(2, (count, 1, 1, 1, 2)) * 2.0 - 1
         turned = states.unflatten(-1, (2, 2)) * signs
         return torch.where(torch.rand(count, 1, 1, 1, 1) < 0.5, turned.flip(-1), turned).flatten(-2)
 
     def training(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """States and types of some simulations."""
+        """Return states and types of some simulations."""
         chosen = torch.tensor(samples)
         states = self.states["train"][chosen]
         mirrored = self.recipe.mirrored and self.recipe.system != "kuramoto"
         return self.mirrored(states) if mirrored else states, self.types["train"][chosen]
 
     def logits(self, encoder: nn.Module, part: str, first: int = 0) -> Tensor:
-        """The logits of an encoder that reads T states, from `first` on: (S, E, K)."""
+        """Return the logits (S, E, K) of an encoder that reads T states from `first` on."""
         window = self.states[part][:, first:first + self.recipe.times]
         return torch.cat([encoder(states, self.graph) for states in window.split(_MANY)])
 
     def accuracy(self, predicted: Tensor, part: str) -> float:
-        """Percent of pairs whose type (S, E) is right."""
+        """Return the percentage of pairs whose type (S, E) is right."""
         return 100 * float((predicted == self.types[part]).float().mean())
 
 
 def simulations_of(recipe: options.RelationalInference) -> dict[str, Simulations]:
-    """By part; those of oscillators with the cosine of their phase."""
+    """Simulate each part; oscillators with the cosine of their phase."""
     kind = partial(Oscillators, cosine=True) if recipe.system == "kuramoto" else SYSTEMS[recipe.system]
     return {part: kind(bodies=recipe.bodies).simulate(recipe.samples if part == "train" else recipe.held_out,
                                                       recipe.times * (2 if part == "test" else 1), seed=seed)
@@ -103,7 +103,7 @@ def simulations_of(recipe: options.RelationalInference) -> dict[str, Simulations
 
 
 def network(recipe: options.RelationalInference, motion: Motion) -> RelationalInference:
-    """The recipe's model; of charges no type does nothing."""
+    """Build the model; for charges every type acts."""
     states, still = motion.states["train"], recipe.system != "charged"
     if recipe.model == "paper":
         return RelationalInference.paper(times=recipe.times, channels=states.shape[-1], still=still,
@@ -116,8 +116,8 @@ def network(recipe: options.RelationalInference, motion: Motion) -> RelationalIn
 
 
 class UnsupervisedTask(BatchTask):
-    """The negative evidence lower bound of a simulation, as if all states were predicted (eq. 14 to 16, without what is
-    constant): the prediction's negative log likelihood, and the divergence of the types from even ones."""
+    """The negative evidence lower bound of a simulation, as if all states were predicted, without constants (eq. 14 to
+    16): the negative log likelihood of the prediction, and the divergence of the types from uniform ones."""
 
     model: RelationalInference
 
@@ -139,8 +139,7 @@ class UnsupervisedTask(BatchTask):
         return bound / ((recipe.times - 1) * recipe.bodies), float(len(samples))
 
     def _surprise(self, error: Tensor) -> Tensor:
-        """The negative log likelihood of each error: the paper's Gaussian of fixed variance, or one, or Student's t,
-        with learned scales."""
+        """Return the negative log likelihood of each error, Gaussian or Student's t."""
         if self.recipe.model == "paper":
             return error.square() / (2 * self.recipe.variance)
         decoder: Any = self.model.decoder
@@ -165,8 +164,8 @@ class UnsupervisedTask(BatchTask):
 
     @torch.no_grad()
     def refined(self, part: str, types: Tensor) -> Tensor:
-        """Types (S, E) by which the decoder predicts the first T states better: from `types` on, one pair after the
-        other gets each other type, until no change of one pair helps (coordinate ascent on the likelihood)."""
+        """Improve types (S, E) by coordinate ascent on the likelihood of the first T states, until no change of one
+        pair helps."""
         return torch.cat([self._refined(states[:, :self.recipe.times], chunk) for states, chunk
                           in zip(self.motion.states[part].split(_MANY), types.split(_MANY), strict=True)])
 
@@ -187,20 +186,20 @@ class UnsupervisedTask(BatchTask):
         return types
 
     def _pairs(self) -> list[Tensor]:
-        """Masks (E,) of edges that change together: both directions of a pair, where they are known to be equal."""
+        """Return masks (E,) of edges that change together: both directions of a pair if the model is symmetric."""
         graph, edges = self.motion.graph, torch.arange(self.motion.graph.num_edges)
         back = reversed_edges(graph) if self.recipe.symmetric else edges
         return [(edges == edge) | (back == edge) for edge in edges[edges <= back]]
 
     def _cost(self, states: Tensor, types: Tensor) -> Tensor:
-        """The negative log likelihood of the states one step after each of these, with types (S, E): (S,)."""
+        """Return the negative log likelihood of one step after each state, with types (S, E): (S,)."""
         starts = torch.arange(states.shape[1] - 1)
         edges = F.one_hot(types, self.model.types).to(states.dtype)
         predicted = self.model.decoder(states, self.motion.graph, edges, 1, starts)
         return self._surprise(predicted - _ahead(states, starts, 1)).flatten(1).sum(1)
 
     def _names(self) -> Tensor:
-        """Which type is called which: one that sends nothing is known, others as they fit best in validation."""
+        """Match the types to the true ones: of charges as they fit best in validation."""
         types = self.model.types
         if self.recipe.system != "charged":
             return torch.arange(types)
@@ -209,14 +208,14 @@ class UnsupervisedTask(BatchTask):
                    key=lambda names: self.motion.accuracy(names[inferred], "val"))
 
     def _one_step(self, part: str, logits: Tensor) -> float:
-        """The negative log likelihood of a coordinate one step after each state, by which weights are chosen."""
+        """Return the negative log likelihood of a coordinate one step after each state, which chooses the weights."""
         states = self.motion.states[part][:, :self.recipe.times]
         total = sum(float(self._cost(each, chunk).sum()) for each, chunk
                     in zip(states.split(_MANY), logits.argmax(-1).split(_MANY), strict=True))
         return total / states[:, 1:].numel()
 
     def _errors(self, part: str, logits: Tensor, starts: Tensor) -> Tensor:
-        """Mean squared errors by steps ahead, (rollout,)."""
+        """Return mean squared errors by steps ahead, (rollout,)."""
         horizon, total = self.recipe.rollout, []
         for states, chunk in zip(self.motion.states[part].split(_MANY), logits.split(_MANY), strict=True):
             predicted = self.model.decoder(states, self.motion.graph, self.model.edges(chunk), horizon, starts)
@@ -224,8 +223,8 @@ class UnsupervisedTask(BatchTask):
         return torch.cat(total).mean(0)
 
     def _later(self, logits: Tensor) -> dict[str, float]:
-        """The error after the first T times: with the edges inferred from these times, and with edges inferred again
-        from the last T states before each rollout (dynamic graphs)."""
+        """Return the errors after the first T times: with the edges inferred from these, and from the last T states
+        before each rollout."""
         recipe = self.recipe
         starts = torch.arange(recipe.times - 1, 2 * recipe.times - 1 - recipe.rollout, recipe.rollout)
         static = self._errors("test", logits, starts)
@@ -235,7 +234,7 @@ class UnsupervisedTask(BatchTask):
 
 
 class SupervisedTask(BatchTask):
-    """The encoder alone, trained with the true graphs: an upper bound (the paper's "supervised")."""
+    """The encoder alone, trained with the true graphs (the "supervised" upper bound of the paper)."""
 
     model: nn.Module
 
@@ -262,7 +261,7 @@ def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]
 
 
 def _scale(recipe: options.RelationalInference, states: Tensor) -> Tensor:
-    """The unit of each channel; the coordinates of a position, or of a velocity, have one, and a phase has none."""
+    """Return the unit of each channel; both coordinates share one, and a phase has none."""
     scale = states.abs().amax((0, 1, 2)) if recipe.model == "paper" else states.std((0, 1, 2))
     if recipe.system != "kuramoto":
         return scale.view(2, 2).square().mean(-1).sqrt().repeat_interleave(2) if recipe.model != "paper" else (
@@ -273,7 +272,7 @@ def _scale(recipe: options.RelationalInference, states: Tensor) -> Tensor:
 
 
 def _ahead(states: Tensor, starts: Tensor, horizon: int) -> Tensor:
-    """The H states behind each start, (B, W, H, N, C)."""
+    """Return the H states after each start, (B, W, H, N, C)."""
     return states[:, starts.unsqueeze(-1) + torch.arange(1, horizon + 1)]
 
 
@@ -294,7 +293,7 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
 
 @torch.no_grad()
 def _finish(recipe: options.RelationalInference, finished: Finished) -> None:
-    """Draw the inferred graph and the predicted motion of a few test simulations, beside the true ones."""
+    """Draw the inferred graph and the predicted motion of a few test simulations."""
     task: UnsupervisedTask = finished.task(_ALONE)
     motion, model = task.motion, task.model
     probable = motion.logits(model.encoder, "test")[:_DRAWN].softmax(-1)[..., task._names().argsort()[1]]
@@ -308,8 +307,7 @@ def _finish(recipe: options.RelationalInference, finished: Finished) -> None:
 
 
 def _laws(task: UnsupervisedTask) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
-    """By type, distances and there the force on the receiver, away from the sender: the true one, and the learned
-    change of velocity in a step over its length in time."""
+    """Return by type distances and the force on the receiver, away from the sender: the true and the learned one."""
     recipe, motion = task.recipe, task.motion
     decoder: Any = task.model.decoder
     names = [int(task._names()[k]) for k in decoder.acting]
@@ -348,7 +346,7 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
 
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
-    """How well the decoder predicts."""
+    """Print the errors of the decoder."""
     learned = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
     print_table(("mean squared error of", "units of the model"), [
         ("1 step", f"{learned['test_mse_1']:.2e}"),

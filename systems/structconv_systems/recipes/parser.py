@@ -1,5 +1,4 @@
-"""The bi-affine parser (Dozat and Manning 2017), beside one with additive scores: words with the right head, and with
-the right head and relation."""
+"""The bi-affine parser (Dozat and Manning 2017) beside one with additive scores: UAS and LAS."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ _MOST_LETTERS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabularies:
-    """What is numbered, by the training sentences."""
+    """The vocabularies of the training sentences."""
 
     words: Vocabulary
     tags: Vocabulary
@@ -43,7 +42,7 @@ class Vocabularies:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """A sentence in numbers: (N,), and letters (N, L)."""
+    """A sentence as numbers (N,), and letters (N, L)."""
 
     words: Tensor
     tags: Tensor
@@ -61,14 +60,14 @@ class Treebank:
 
 
 def network(recipe: Parser, sizes: Vocabularies, scores: str = "biaffine") -> Model:
-    """The recipe's model, by its scores of heads."""
+    """Build the model, by its scores of heads."""
     return Model(len(sizes.words), len(sizes.tags) if recipe.tags else None, len(sizes.relations),
                  characters=len(sizes.letters), embed=recipe.embed, hidden=recipe.hidden, layers=recipe.layers,
                  arc=recipe.arc, label=recipe.label, dropout=recipe.dropout, scores=scores)
 
 
 class ParserTask(BatchTask):
-    """Cross-entropy of heads and relations; weights are chosen by the share of words that have both right (LAS)."""
+    """Cross-entropy of heads and relations; LAS, the share of words with both right, chooses the weights."""
 
     model: Model
     metric, higher = "val_las", True
@@ -85,7 +84,7 @@ class ParserTask(BatchTask):
         return self.model.loss(words, tags, heads, relations, letters) * count, count
 
     def figures(self, part: str) -> dict[str, float]:
-        """UAS and LAS in percent, of all words, marks included, as is usual for Universal Dependencies."""
+        """Measure UAS and LAS in percent of all words, marks included, as is usual for Universal Dependencies."""
         sentences = sorted(self.treebank.parts[part], key=lambda sentence: len(sentence.words))
         right, both, count = 0, 0, 0
         for first in range(0, len(sentences), 64):
@@ -99,7 +98,7 @@ class ParserTask(BatchTask):
 
 
 def _padded(sentences: Sequence[Numbered]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Words, tags (B, N), letters (B, N, L), heads and relations (B, N), filled up with 0."""
+    """Pad words, tags (B, N), letters (B, N, L), heads and relations (B, N) with 0."""
     rows = [[getattr(sentence, name) for sentence in sentences] for name in ("words", "tags", "heads", "relations")]
     words, tags, heads, relations = (pad_sequence(row, batch_first=True, padding_value=PAD) for row in rows)
     longest = max(sentence.letters.shape[1] for sentence in sentences)
@@ -138,8 +137,7 @@ def _finish(recipe: Parser, finished: Finished) -> None:
 
 @torch.no_grad()
 def _picture(task: ParserTask) -> bytes:
-    """Of the first test sentence of middling length: for each word (a column) how probable each head is, the root
-    first; its head in the best tree; and its head in the treebank."""
+    """Draw the heads of the words of a test sentence: probabilities, best tree, treebank."""
     sentences = task.treebank.parts["test"]
     chosen = next((sentence for sentence in sentences if 9 <= len(sentence.words) <= 14), sentences[0])
     words, tags, letters, heads, _ = _padded([chosen])

@@ -15,7 +15,7 @@ _OURS, _BESIDE = "pervasive", "rnnsearch"
 
 
 def network(recipe: Pervasive, vocabulary: int) -> Model:
-    """The recipe's model."""
+    """Build the model."""
     return Model(vocabulary, vocabulary, embed=recipe.channels, channels=recipe.pairs, layers=recipe.layers,
                  growth=recipe.growth, hidden=recipe.hidden, kernel=recipe.kernel, pooling=recipe.pooling,
                  positions=recipe.positions, dropout=recipe.dropout)
@@ -26,7 +26,7 @@ def _jobs(recipe: Pervasive, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Pervasive, finished: Finished) -> dict[str, Any]:
-    """Parameters of both, translations, and where the greatest values stand while a sentence is translated."""
+    """Count parameters, write translations, and draw where the maxima of the channels lie."""
     tasks = finished.tasks()
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
             **write_translated(finished.run, tasks[_OURS], weights=(

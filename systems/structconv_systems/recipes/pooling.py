@@ -1,4 +1,4 @@
-"""Pooling by place, by content and by relations, where each of them decides: who learns it, and the weights drawn."""
+"""Pooling by place, by content and by relations, on questions that each of them decides; and their weights."""
 
 from functools import partial
 
@@ -18,13 +18,13 @@ WINS = {"spatial": ("place",), "context": ("content",), "self-attention": ("cont
 
 
 def network(recipe: Pooling, name: str) -> PoolingClassifier:
-    """The recipe's model of one pooling."""
+    """Build the model of one pooling."""
     return PoolingClassifier(name, recipe.length, entry_channels(recipe.length, recipe.classes), recipe.classes,
                              channels=recipe.channels, dim=recipe.dim)
 
 
 def entries(recipe: Pooling, question: str) -> dict[str, Labeled]:
-    """The parts of the sequences with the labels of a question."""
+    """Draw the parts of the sequences, with the labels of a question."""
     return parts_of(recipe, lambda samples, seed: labeled_entries(question, samples, recipe.length,
                                                                    classes=recipe.classes, seed=seed))
 
@@ -46,7 +46,7 @@ def _jobs(recipe: Pooling, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Pooling, finished: Finished) -> None:
-    """The weights of a few test sequences, a picture a question, by the first trainings."""
+    """Draw the weights of a few test sequences, a picture for each question."""
     tasks = finished.tasks()
     for question in QUESTIONS:
         poolings = {name: tasks[f"{name}-{question}"] for name in POOLINGS}
@@ -58,8 +58,7 @@ def _finish(recipe: Pooling, finished: Finished) -> None:
 
 @torch.no_grad()
 def _picture(recipe: Pooling, tasks: dict[str, PoolingTask]) -> bytes:
-    """Which entries decide, and how much weight each pooling gives them: a row a place, a column one of as many test
-    sequences; and in the last panel how each entry of the first sequence (a column) attends to each."""
+    """Draw which entries decide and the weights of each pooling; last, attention between the entries of a sequence."""
     data, count = tasks[POOLINGS[0]].parts["test"], recipe.length
     x, positions = data.inputs[:count], data.positions[:count]
     panels = [torch.zeros(x.shape[:2]).scatter(1, positions, 1.0), *(task.model.weights(x) for task in tasks.values())]

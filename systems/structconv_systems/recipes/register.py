@@ -19,8 +19,8 @@ __all__ = ["RECIPES", "Entry", "entry_named", "recipe_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A recipe, the verb that starts it, the module that runs it, the chapter of the literature it belongs to, and the
-    verb that uses what it trained, if there is one."""
+    """A recipe: its options, the verb that starts it, its module, its chapter of the literature, and the verb that uses
+    what it trained, if any."""
 
     recipe: type[Recipe]
     verb: str

@@ -17,7 +17,7 @@ _CLIP = 16
 
 
 def network(recipe: RelativePositions, vocabulary: int, row: str) -> Model:
-    """The Transformer of a row of the tables; positions are in its self-attention, except those of ``sinusoidal``."""
+    """Build the Transformer of a row of the tables; self-attention has the positions, except in ``sinusoidal``."""
     return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
                  dropout=recipe.dropout, norm=recipe.norm, recompute=recipe.recompute,
                  positions="sinusoidal" if row == "sinusoidal" else "none",
@@ -26,7 +26,7 @@ def network(recipe: RelativePositions, vocabulary: int, row: str) -> Model:
 
 
 def attention(row: str, heads: int, dim: int) -> tuple[Mechanism, int | None]:
-    """The scores of a row, and the clipping of its values, if these have positions."""
+    """Return the scores of a row, and the clipping of its relative values, if any."""
     product = DotProduct(heads, dim)
     plain = product.scaled()
     if row.startswith("clip-"):
@@ -51,7 +51,7 @@ def _jobs(recipe: RelativePositions, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: RelativePositions, finished: Finished) -> None:
-    """BLEU by clipping, and of the other rows, in a picture."""
+    """Draw BLEU by clipping, and of the other rows."""
     means = {row: figures["test_bleu"]["mean"] for row, figures in finished.groups.items()}
     clips = sorted(int(row.removeprefix("clip-")) for row in means if row.startswith("clip-")) or [0]
     ends = [clips[0], clips[-1]]

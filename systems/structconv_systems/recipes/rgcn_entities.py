@@ -1,5 +1,4 @@
-"""Classes of entities without features by R-GCN (Schlichtkrull et al. 2018, section 5.1), with and without dropout of
-relations, beside the same network over the graph without the types of its relations."""
+"""Classes of entities by R-GCN (Schlichtkrull et al. 2018, section 5.1), with and without types of relations."""
 
 import math
 from collections.abc import Mapping
@@ -24,12 +23,10 @@ _DROPPED, _UNTYPED = "relation-dropout", "without-types"
 
 
 class EntityTask(Task):
-    """Full-batch classification: a step is an epoch, and all training entities train, as the published code has it; the
-    number of epochs is the paper's, so that nothing is chosen by looking at others. With `held_out` that share of them
-    does not train, but validates, by which learning rates are compared.
+    """Full-batch classification: a step is an epoch, and all training entities train, for the number of epochs of the
+    paper. With `held_out` that share of them validates instead, to compare learning rates.
 
-    With `drop_relations` each step leaves out the triples of each relation, both ways, with that probability.
-    """
+    With `drop_relations` each step leaves out the triples of each relation, both ways, with that probability."""
 
     def __init__(self, recipe: RGCNEntities, data: Classes, seed: int = 0, drop_relations: float = 0.0) -> None:
         self.drop_relations, self.seed = drop_relations, seed
@@ -54,7 +51,7 @@ class EntityTask(Task):
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss, and accuracy in percent, of the entities that are held out, if there are any."""
+        """Measure loss, and accuracy in percent, of the entities held out, if any."""
         if "val" not in self.nodes:
             return {}
         self.model.eval()
@@ -63,7 +60,7 @@ class EntityTask(Task):
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:
-        """Accuracy of the test entities, in percent."""
+        """Measure the accuracy of the test entities, in percent."""
         self.model.eval()
         return {"test_accuracy": self._measured("test", self.graph)[1]}
 
@@ -80,8 +77,7 @@ class EntityTask(Task):
 
 
 def _held_out(recipe: RGCNEntities, parts: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """The parts, with the share `held_out` of ``train``, but at least one entity, as ``val``; if it is 0, as they are.
-    """
+    """Move the share `held_out` of ``train``, at least one entity unless it is 0, to ``val``."""
     count = len(parts["train"])
     held = math.ceil(recipe.held_out * count)
     if not held:
@@ -93,7 +89,7 @@ def _held_out(recipe: RGCNEntities, parts: Mapping[str, Tensor], seed: int) -> d
 
 
 def without_types(graph: KnowledgeGraph) -> KnowledgeGraph:
-    """The graph with one relation, which joins each pair of entities once that any relation joins."""
+    """Return the graph with one relation, which joins each related pair of entities once."""
     triples = graph.triples.clone()
     triples[:, 1] = 0
     return KnowledgeGraph(triples.unique(dim=0), graph.num_entities, ("related",), entities=graph.entities)

@@ -15,7 +15,7 @@ _WITHOUT, _WITH = "without-attention", "with-attention"
 
 
 def network(recipe: Translation, vocabulary: int, attention: bool = True) -> Model:
-    """The recipe's model, also of recipes that compare others with it."""
+    """Build the model, also for the recipes that compare others with it."""
     return Model(vocabulary, vocabulary, embed=recipe.channels, hidden=recipe.channels, dropout=recipe.dropout,
                  attention=attention)
 
@@ -26,7 +26,7 @@ def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
-    """BLEU of one, two, three and four test sentences in a row, and a sentence's alignment, by the first trainings."""
+    """Measure BLEU of one to four test sentences in a row, and draw an alignment."""
     tasks = finished.tasks()
     test = tasks[_WITH].corpus.parts["test"].text
     lengths = {name: {1: finished.groups[name]["test_bleu"]["mean"]} for name in tasks}

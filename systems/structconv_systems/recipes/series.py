@@ -1,5 +1,4 @@
-"""Traffic with missing values (Cinar et al. 2017, 2018): the error without attention, with plain and with period-aware
-attention, and of the last value."""
+"""Traffic with missing values (Cinar et al. 2017, 2018): errors by attention, beside simple forecasts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ _MANY = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Histories (B, T) and what follows them (B, horizon), each with which of its readings are observed."""
+    """Histories (B, T) and later readings (B, horizon), and which of them are observed."""
 
     values: Tensor
     observed: Tensor
@@ -39,15 +38,15 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Histories:
-    """Series in three parts, one behind the other, unless another file tests; a sample is an origin and a sensor. Of
-    ``val`` and ``test`` origins and what is forecast lie in the part; histories reach back before it."""
+    """Series in three consecutive parts, unless another file tests; a sample is an origin and a sensor. Origins and
+    forecasts of ``val`` and ``test`` lie in the part; histories reach back before it."""
 
     recipe: Series
     parts: Parts[data.Part]
 
     @classmethod
     def read(cls, recipe: Series) -> Self:
-        """Those of the recipe's files; `DataError` where one is too short."""
+        """Read the files; `DataError` if one is too short."""
         values, observed = _padded(recipe, recipe.path(recipe.file))
         times = len(values) - recipe.horizon
         ends = data.ends_of_parts(times, recipe.train, recipe.valid)
@@ -61,7 +60,7 @@ class Histories:
         return cls(recipe=recipe, parts=Parts(parts, of="times to forecast from"))
 
     def batch(self, part: str, origins: Tensor, sensors: Tensor, missing: Tensor | None = None) -> Batch:
-        """Samples, without those of the history that are `missing` (B, T); what lies behind the part is not counted."""
+        """Return samples, without the `missing` (B, T) readings; readings after the part do not count."""
         recipe, of = self.recipe, self.parts[part]
         times = origins.unsqueeze(-1) + torch.arange(1 - recipe.history, recipe.horizon + 1)
         values, observed = (table[times, sensors.unsqueeze(-1)] for table in (of.values, of.observed))
@@ -73,8 +72,8 @@ class Histories:
 
     @torch.no_grad()
     def errors(self, model: nn.Module, part: str, stride: int, share: float = 0.0) -> Tensor:
-        """Mean absolute errors (horizon,) of a model over the readings of a part that were observed, from every
-        `stride`-th origin; with a share of each history in gaps, the same for all models."""
+        """Return mean absolute errors (horizon,) over the observed readings, from every `stride`-th origin; with a
+        share of each history in gaps, the same for all models."""
         generator = torch.Generator().manual_seed(0)
         of = self.parts[part]
         samples = torch.cartesian_prod(torch.tensor(of.origins[::stride]), torch.arange(of.values.shape[1]))
@@ -87,11 +86,11 @@ class Histories:
         return total / count
 
     def missing(self, samples: int, share: float, generator: torch.Generator | None = None) -> Tensor:
-        """Gaps in histories, (B, T)."""
+        """Draw gaps in histories, (B, T)."""
         return data.gaps((samples, self.recipe.history), share, self.recipe.gap, generator)
 
     def figures(self, model: nn.Module, part: str) -> dict[str, float]:
-        """The error by steps, their mean, and with gaps; of ``val`` the mean alone."""
+        """Return the error by steps, their mean, and with gaps; of ``val`` the mean alone."""
         if part == "val":
             return {"val_loss": float(self.errors(model, part, self.recipe.stride).mean())}
         error = self.errors(model, part, 1)
@@ -101,14 +100,14 @@ class Histories:
 
 
 def _padded(recipe: Series, path: Path) -> tuple[Tensor, Tensor]:
-    """The readings of a file and which are observed, (times + horizon, S)."""
+    """Return the readings of a file and which are observed, (times + horizon, S)."""
     series = data.read_series(path, missing="zero" if recipe.missing == "zero" else "nan")
     values, observed = (F.pad(table, (0, 0, 0, recipe.horizon)) for table in (series.values, series.observed))
     return values, observed
 
 
 def _other(recipe: Series, path: Path) -> tuple[Path, data.Part]:
-    """The whole of the file that tests; of any sensors, each of which is forecast alone."""
+    """Read the test file, with any sensors; each is forecast alone."""
     values, observed = _padded(recipe, path)
     end = len(values) - recipe.horizon
     data.check_times(path, end, recipe.history, recipe.horizon)
@@ -116,7 +115,7 @@ def _other(recipe: Series, path: Path) -> tuple[Path, data.Part]:
 
 
 def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
-    """The recipe's model."""
+    """Build the model."""
     mean, deviation = data.mean_and_deviation(histories.parts["train"].known)
     return Forecaster(history=recipe.history, horizon=recipe.horizon, patch=recipe.patch, hidden=recipe.hidden,
                       attention=attention, heads=recipe.heads if attention == "period" else 1, dropout=recipe.dropout,
@@ -124,7 +123,7 @@ def network(recipe: Series, histories: Histories, attention: str) -> Forecaster:
 
 
 class SeriesTask(BatchTask):
-    """Absolute error of all steps that are forecast, in the unit of the readings; half of the samples have gaps."""
+    """Absolute error of all forecast steps, in the unit of the readings; half of the samples have gaps."""
 
     model: Forecaster
 
@@ -147,7 +146,7 @@ class SeriesTask(BatchTask):
 
 
 class Filled(nn.Module):
-    """A forecast of histories without gaps, of histories whose missing readings are the last before them."""
+    """A forecast of histories without gaps, called with each missing reading as the last one before it."""
 
     def __init__(self, forecast: nn.Module) -> None:
         super().__init__()
@@ -159,7 +158,7 @@ class Filled(nn.Module):
 
 
 def _linear(histories: Histories) -> Filled:
-    """The linear forecast that fits the training part best, without gaps."""
+    """Fit the linear forecast to the training part, without gaps."""
     recipe, part = histories.recipe, histories.parts["train"]
     samples = torch.cartesian_prod(torch.tensor(part.origins[::recipe.stride]), torch.arange(part.values.shape[1]))
     batches = (histories.batch("train", *rows.unbind(-1)) for rows in samples.split(_MANY))
@@ -168,7 +167,7 @@ def _linear(histories: Histories) -> Filled:
 
 
 def _simple(recipe: Series, histories: Histories) -> dict[str, nn.Module]:
-    """Forecasts that are not trained by gradients; the seasonal one if a history has a whole period."""
+    """Return the forecasts that are not trained by gradients; seasonal if a history has a whole period."""
     seasonal = {"seasonal": Filled(SeasonalForecast(recipe.period, recipe.horizon))} if (
         recipe.horizon <= recipe.period <= recipe.history) else {}
     return {"linear": _linear(histories), **seasonal, _LAST: LastValue(recipe.horizon),
@@ -184,7 +183,7 @@ def _jobs(recipe: Series, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
-    """Whose mean error is below that of the last value; and forecasts with gaps in pictures, by the first trainings."""
+    """Compare with the last value, and draw forecasts with gaps by the first trainings."""
     for name in (_PLAIN, _PERIOD):
         finished.run.draw(f"{name}.png", _picture(finished.task(name)),
                           "A test history with gaps and its forecast, by readings since the last one; below, the "
@@ -196,8 +195,7 @@ def _finish(recipe: Series, finished: Finished) -> dict[str, Any]:
 
 @torch.no_grad()
 def _picture(task: SeriesTask) -> bytes:
-    """A history with gaps, in the middle of the test, of the sensor whose readings vary most; what is forecast, and
-    where the heads look."""
+    """Draw a history with gaps of the sensor whose readings vary most, its forecast, and the attention."""
     histories, model, part = task.histories, task.model, task.histories.parts["test"]
     sensor = part.values[:part.end].std(0).argmax().unsqueeze(0)
     missing = histories.missing(1, histories.recipe.gaps, torch.Generator().manual_seed(0))

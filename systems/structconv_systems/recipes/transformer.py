@@ -16,7 +16,7 @@ _BESIDE = "rnnsearch"
 
 
 def network(recipe: Transformer, vocabulary: int) -> Model:
-    """The recipe's model."""
+    """Build the model."""
     return Model(vocabulary, channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
                  dropout=recipe.dropout, norm=recipe.norm, positions=recipe.positions, recompute=recipe.recompute)
 

@@ -1,4 +1,4 @@
-"""Code shared by the recipes that translate: subwords, the loss, perplexity, and BLEU of decoded text."""
+"""Code shared by the recipes that translate: subwords, loss, perplexity, and BLEU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Corpus:
 
 
 def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
-    """The files of a recipe; the subwords are those of the run, if it has any, else learned from the training files."""
+    """Read the files; the subwords are those of the run, if it has any, else learned from the training files."""
     stems = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
     texts = {part: read_parallel(recipe.path(stem), recipe.from_language, recipe.to_language)
              for part, stem in stems.items()}
@@ -68,7 +68,7 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
 
 
 def _with_rows(text: Parallel, most: int) -> Parallel:
-    """Its sentences, and those made of two to `most` neighbors."""
+    """Return the sentences, and those joined from two to `most` neighbors."""
     rows = [in_a_row(text, count) for count in range(1, most + 1)]
     return Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
                     target=tuple(chain.from_iterable(row.target for row in rows)))
@@ -85,11 +85,10 @@ def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
 
 
 class TranslationTask(BatchTask):
-    """A model that translates: cross-entropy of the next subword, perplexity on ``val``, BLEU on ``test``, also of the
-    tenth of the sentences that have most words.
+    """Cross-entropy of the next subword; perplexity on ``val``; BLEU on ``test``, and on the tenth with most words.
 
     Args:
-        model: sources (B, M) and targets (B, N) -> logits (B, N, V); `begin` of it decodes.
+        model: sources (B, M) and targets (B, N) -> logits (B, N, V); its `begin` decodes.
     """
 
     def __init__(self, model: nn.Module, recipe: Translation, corpus: Corpus, seed: int) -> None:
@@ -115,7 +114,6 @@ class TranslationTask(BatchTask):
 
     @property
     def translator(self) -> Translator:
-        """The model as it is."""
         return Translator(self.model, self.corpus.subwords, self.recipe)
 
     def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
@@ -129,8 +127,12 @@ class TranslationTask(BatchTask):
 
 def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str, Callable[[int], nn.Module]],
                      options: Mapping[str, Translation] | None = None) -> list[Job]:
-    """The trainings of each group on one corpus; `networks` make their models for a number of subwords, `options` are
-    those of groups that train by others than the recipe's."""
+    """Return the trainings of each group on one corpus.
+
+    Args:
+        networks: by group, a number of subwords -> its model. options: of groups that train by others than the
+            recipe's.
+    """
     corpus = read_corpus(recipe, run)
 
     def task(recipe: Translation, name: str, seed: int) -> TranslationTask:
@@ -141,8 +143,8 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
 
 
 def write_translated(run: Run, task: TranslationTask, *, weights: str = "attention weights") -> dict[str, Any]:
-    """Put what it makes of the test sentences into ``translations.txt`` and, if it has `weights` of this name, those in
-    one of them into ``pictures/alignment.png``; sacrebleu's signature."""
+    """Write translations of the test sentences into ``translations.txt`` and, if the model has `weights`, draw an
+    alignment; return sacrebleu's signature."""
     text, own = task.corpus.parts["test"].text, task.translator
     output = own.translate(text.source)
     run.write("translations.txt", "\n".join(output) + "\n")
@@ -155,25 +157,25 @@ def write_translated(run: Run, task: TranslationTask, *, weights: str = "attenti
 
 
 def _longest(lines: Sequence[str]) -> list[int]:
-    """The places of the tenth of the lines that have most words, in their order."""
+    """Return the places of the tenth of the lines with most words, in their order."""
     most = sorted(range(len(lines)), key=lambda place: -len(lines[place].split()))
     return sorted(most[:math.ceil(len(lines) / 10)])
 
 
 def telling(text: Parallel) -> int:
-    """The place of the first sentence of middling length, to be drawn."""
+    """Return the place of the first sentence of 9 to 14 words, which is drawn."""
     return next((place for place, line in enumerate(text.source) if 9 <= len(line.split()) <= 14), 0)
 
 
 class Translator:
-    """A model and its subwords, for lines of text."""
+    """A model and its subwords, which translate lines of text."""
 
     def __init__(self, model: Any, subwords: Subwords, recipe: Translation) -> None:
         self._model, self._subwords, self._recipe = model, subwords, recipe
 
     @torch.no_grad()
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Their translations, decoded in batches of like length; a blank line's is blank."""
+        """Translate lines in batches of similar length; the translation of a blank line is blank."""
         sources = [_source(self._subwords, line) for line in lines]
         order = sorted((index for index, line in enumerate(lines) if line.strip()),
                        key=lambda index: len(sources[index]))
@@ -186,11 +188,7 @@ class Translator:
 
     @torch.no_grad()
     def alignment(self, source: str, target: str) -> bytes:
-        """Where the model looks while it writes a translation; PNG.
-
-        Raises:
-            ConfigError: it looks nowhere in particular.
-        """
+        """Draw the attention of a translation as PNG; `ConfigError` if the model has none."""
         source_tokens = _source(self._subwords, source)
         target_tokens = _target(self._subwords, target)
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (source_tokens, target_tokens[1:]))
@@ -205,14 +203,14 @@ class Translator:
 
 def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
                beam: int | None = None) -> Translator:
-    """That of a finished training; `network` makes the model for a number of subwords."""
+    """Return the translator of a finished training; `network` builds the model for a number of subwords."""
     subwords = Subwords.load(run.folder / _SUBWORDS)
     model = loaded(network(recipe, len(subwords)), job, run, progress, recipe.steps)
     return Translator(model, subwords, recipe if beam is None else dataclasses.replace(recipe, beam=beam))
 
 
 def bleu(output: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Corpus BLEU (Papineni et al. 2002) of detokenized text by sacrebleu (Post 2018), and its signature."""
+    """Return corpus BLEU of detokenized text (Papineni et al. 2002) by sacrebleu (Post 2018), and its signature."""
     import sacrebleu
 
     metric = sacrebleu.metrics.BLEU()
@@ -233,8 +231,7 @@ def _target(subwords: Subwords, line: str) -> Tensor:
 
 
 def _shorter(recipe: Translation, pairs: Pairs, num_alone: int) -> Pairs:
-    """Without the pairs that have a side longer than the recipe allows; the first ones are those of the files, and a
-    user is told of them."""
+    """Drop the pairs with a side longer than `longest`; a warning counts those of the first `num_alone`, the files."""
     indices = [index for index in range(len(pairs.text))
             if max(len(pairs.sources[index]), len(pairs.targets[index]) - 1) <= recipe.longest]
     if not indices:

@@ -1,4 +1,4 @@
-"""The traveling salesman by attention and REINFORCE (Kool et al. 2019): how far its tours are from the shortest."""
+"""The traveling salesman by attention and REINFORCE (Kool et al. 2019), beside heuristics and the shortest tours."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -57,14 +57,13 @@ class Instances:
 
     @classmethod
     def drawn(cls, samples: int, nodes: int, seed: int) -> Self:
-        """Uniform ones."""
         points = geometry.uniform(samples, nodes, seed)
         return cls(points, geometry.distances(points))
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """Read a TSPLIB file, scaled to the unit square, and the shortest tour in NAME.opt.tour beside NAME.tsp if
-        there is one; `DataError` if the file has no coordinates."""
+        """Read a TSPLIB file, scaled to the unit square, and the shortest tour in NAME.opt.tour if there is one;
+        `DataError` if the file has no coordinates."""
         problem = read_problem(path)
         if problem.points is None:
             raise DataError(path, "coordinates, which the model reads", "distances alone")
@@ -76,8 +75,7 @@ class Instances:
 
     @cached_property
     def best(self) -> Tensor:
-        """The shortest tours (B, N): those that are known, proven ones of up to 20 nodes, or those of a local search.
-        """
+        """Return the shortest tours (B, N): the known ones, proven ones up to 20 nodes, or those of a local search."""
         if self.optimum is not None:
             return self.optimum
         tables = self.table.cpu()
@@ -98,14 +96,14 @@ class Instances:
 
 @torch.no_grad()
 def greedy_tours(model: TourModel, points: Tensor) -> Tensor:
-    """The tours (B, N) whose nodes are the likeliest at each step."""
+    """Return the tours (B, N) of the likeliest node at each step."""
     return torch.cat([torch.tensor(greedy(model.begin(part), len(part), begin=BEGIN, end=None, most=part.shape[1]))
                       for part in points.split(_ROWS)])
 
 
 def turned_tours(model: TourModel, instances: Instances) -> Tensor:
-    """The shortest (B, N) of the `greedy_tours` of the eight turns and reflections of the square (Kwon et al. 2020,
-    POMO, section 4.2); the first is that of the points themselves."""
+    """Return the shortest (B, N) of the `greedy_tours` of the eight turns and reflections of the square (Kwon et al.
+    2020, POMO, section 4.2)."""
     both = instances.points, instances.points.flip(-1)
     turns = [torch.where(torch.tensor(mirrored), 1 - points, points)
              for points in both for mirrored in product((False, True), repeat=2)]
@@ -114,7 +112,7 @@ def turned_tours(model: TourModel, instances: Instances) -> Tensor:
 
 @torch.no_grad()
 def drawn(model: TourModel, points: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Tours (B, samples, N) of the model's distribution; the points are encoded once."""
+    """Draw tours (B, samples, N) from the model; the points are encoded once."""
     tours = []
     for part in points.split(max(_ROWS // samples, 1)):
         decoding = model.begin(part)
@@ -125,7 +123,7 @@ def drawn(model: TourModel, points: Tensor, samples: int, generator: torch.Gener
 
 
 def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
-    """The shortest (B, N) of so many tours of each instance, always the same ones; the likeliest tour is the first."""
+    """Return the shortest (B, N) of the greedy tour and of drawn ones, always the same, `samples` in all."""
     tours = greedy_tours(model, instances.points).unsqueeze(1)
     if samples > 1:
         others = drawn(model, instances.points, samples - 1, torch.Generator().manual_seed(0))
@@ -134,13 +132,13 @@ def best_of(model: TourModel, instances: Instances, samples: int) -> Tensor:
 
 
 def network(recipe: TSP) -> TourModel:
-    """The recipe's model."""
+    """Build the model."""
     return TourModel(channels=recipe.channels, layers=recipe.layers, heads=recipe.heads, hidden=recipe.hidden,
                      clip=recipe.logits)
 
 
 def measure(model: TourModel, points: Tensor) -> Tensor:
-    """The lengths of what is `greedy_tours`, (B,)."""
+    """Return the lengths of the greedy tours, (B,)."""
     return geometry.ways(points, greedy_tours(model, points))
 
 
@@ -156,10 +154,10 @@ class Baseline(abc.ABC):
 
     @abc.abstractmethod
     def value(self, instances: Tensor, costs: Tensor) -> Tensor:
-        """b of the instances, (B,), of which samples cost so much, (B copies,); broadcasts to these."""
+        """Return b of the instances whose samples have these costs, (B copies,); it broadcasts to them."""
 
     def stepped(self, step: int, model: nn.Module) -> dict[str, float]:
-        """Look at the model behind step number `step`, from 1; what it tells."""
+        """Follow step number `step`, from 1, of the model; return figures to log."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +168,7 @@ class Baseline(abc.ABC):
 
 
 class Exponential(Baseline):
-    """b = decay b + (1 - decay) mean L, one number for all instances, beginning with the first mean."""
+    """b = decay b + (1 - decay) mean L, one number for all instances, starting with the first mean."""
 
     def __init__(self, decay: float) -> None:
         self.decay, self.mean = decay, float("nan")
@@ -188,8 +186,8 @@ class Exponential(Baseline):
 
 
 class Shared(Baseline):
-    """b of a sample is the mean cost of the other samples of its instance (Kool, van Hoof and Welling 2019, Buy 4
-    REINFORCE samples, get a baseline for free!)."""
+    """b of a sample is the mean cost of the other samples of its instance (Kool et al. 2019, Buy 4 REINFORCE samples,
+    get a baseline for free!)."""
 
     def __init__(self, copies: int) -> None:
         self.copies = copies
@@ -200,16 +198,13 @@ class Shared(Baseline):
 
 
 class Rollout(Baseline):
-    """b(s) is the cost of what a frozen copy of the model says at once (Kool et al. 2019, section 4).
+    """b(s) is the cost of the greedy tours of a frozen copy of the model (Kool et al. 2019, section 4).
 
-    After every `every` steps the model challenges the copy on instances of their own, and takes its place where it is
-    better by a one-sided paired t-test; new instances are then drawn, so that none is chosen by them twice. Until the
-    first challenge b is `Exponential`.
+    After every `every` steps the model replaces the copy if it is better by a one-sided paired t-test; new instances
+    are then drawn for the next test. Until the first test b is `Exponential`.
 
     Args:
-        model: of which the first copy is.
-        measure: see `Measure`.
-        instances: (number) -> those of the challenge of that number.
+        model: the first copy. measure: (model, instances) -> costs (B,). instances: number of a test -> its instances.
         every, alpha, decay: see above.
     """
 
@@ -245,7 +240,7 @@ class Rollout(Baseline):
 
 
 def better(costs: Tensor, others: Tensor, alpha: float) -> bool:
-    """Whether costs (B,) are below others by a one-sided paired t-test at level alpha."""
+    """Return True if costs (B,) are below others by a one-sided paired t-test at level alpha."""
     from scipy.stats import ttest_rel
 
     if torch.equal(costs, others):
@@ -254,7 +249,6 @@ def better(costs: Tensor, others: Tensor, alpha: float) -> bool:
 
 
 def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
-    """The recipe's, of a training with this seed."""
     if recipe.baseline == "exponential":
         return Exponential(recipe.decay)
     if recipe.baseline == "shared":
@@ -267,7 +261,7 @@ def baseline(recipe: TSP, model: TourModel, seed: int) -> Baseline:
 
 
 class _Reinforced(Optimization):
-    """An optimizer whose state has that of the baseline too."""
+    """An optimizer whose state includes the baseline."""
 
     baseline: Baseline
 
@@ -280,10 +274,8 @@ class _Reinforced(Optimization):
 
 
 class TourTask(BatchTask):
-    """(L(t) - b(s)) log p(t | s), t drawn from p (Williams 1992; Kool et al. 2019, section 4).
-
-    Weights are chosen by the mean length of what is said at once.
-    """
+    """(L(t) - b(s)) log p(t | s), t drawn from p (Williams 1992; Kool et al. 2019, section 4); the mean length of
+    greedy tours chooses the weights."""
 
     metric = "val_length"
     model: TourModel
@@ -315,7 +307,7 @@ class TourTask(BatchTask):
         return (advantage * self.model.log_p(nodes, tours).sum(-1)).sum(), float(count)
 
     def figures(self, part: str) -> dict[str, float]:
-        """The mean length; of ``test`` also by how many percent tours are longer than the shortest ones."""
+        """Measure the mean length; of ``test`` also by how many percent tours exceed the shortest ones."""
         instances = self.parts[part]
         lengths = instances.lengths(greedy_tours(self.model, instances.points))
         if part == "val":
@@ -343,7 +335,7 @@ class Heuristic(nn.Module):
 
 
 def _restarted(table: Tensor) -> Tensor:
-    """The shortest of as many tours as `turned_tours` compares, each a random one after 2-opt."""
+    """Return the shortest of eight random tours after 2-opt, as many as `turned_tours` compares."""
     batch, nodes = table.shape[:2]
     random = torch.Generator().manual_seed(0)
     tours = [geometry.two_opt(table, geometry.permutations(batch, nodes, random)) for _ in range(_TURNS)]
@@ -359,7 +351,7 @@ _RULES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, float]:
-    """The figures of `TourTask` of tours that are the same in each sample."""
+    """Return the figures of `TourTask` for tours of a rule, the same in each sample."""
     instances = parts[part]
     lengths = instances.lengths(model(instances.table))
     if part == "val":
@@ -371,7 +363,7 @@ def _by_rule(parts: Parts[Instances], model: nn.Module, part: str) -> dict[str, 
 
 
 def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
-    """Each seed has test instances of its own, unless they are read, so that the interval is over both."""
+    """Each seed has test instances of its own, unless they are read, so that the interval covers both."""
     val = Instances.drawn(recipe.instances, recipe.nodes, _VALIDATION)
     tests = [Instances.read(recipe.test)] * recipe.seeds if recipe.test else [
         Instances.drawn(recipe.instances, recipe.nodes, _TEST + (seed << 24)) for seed in range(recipe.seeds)]
@@ -382,7 +374,7 @@ def _jobs(recipe: TSP, run: Run | None) -> list[Job]:
 
 
 def _finish(recipe: TSP, finished: Finished) -> None:
-    """Tours through a few test instances beside the shortest, by the first training."""
+    """Draw tours through a few test instances beside the shortest, by the first training."""
     task = finished.task("attention")
     test = task.parts["test"]
     for place in range(min(3, len(test.points))):
@@ -393,7 +385,7 @@ def _finish(recipe: TSP, finished: Finished) -> None:
 
 
 def _drawing(task: TourTask, one: Instances) -> Drawing:
-    """The tours of one instance, each with its length, and by how much it is longer than the shortest."""
+    """Draw the tours of one instance, each with its length and excess over the shortest."""
     tours = {"greedy": greedy_tours(task.model, one.points),
              f"best of {task.recipe.samples}": best_of(task.model, one, task.recipe.samples), "shortest": one.best}
     lengths = {name: one.lengths(tour) for name, tour in tours.items()}
@@ -404,7 +396,7 @@ def _drawing(task: TourTask, one: Instances) -> Drawing:
 
 
 def _gap(lengths: Tensor, shortest: Tensor) -> Tensor:
-    """By how many percent tours are longer than the shortest ones; 0 where both have no length."""
+    """Return by how many percent tours exceed the shortest; 0 if both have no length."""
     return 100 * (lengths - shortest) / shortest.clamp(min=torch.finfo(shortest.dtype).tiny)
 
 

@@ -26,8 +26,8 @@ _LONGEST = 1 << 32
 
 
 class WalkTask(LinkTask):
-    """Each training triple is scored in the graph without it. All walks of two relations begin; their weights shrink in
-    each step, and most end at 0."""
+    """Score each training triple in the graph without it; the weights of walks shrink in each step, and most reach 0.
+    """
 
     model: WalkScores
 
@@ -71,7 +71,7 @@ def _check_step(recipe: TypedWalks, facts: Facts) -> None:
 
 
 def _finish(recipe: TypedWalks, finished: Finished) -> dict[str, Any]:
-    """By relation the walks that speak for it most, in words and in a picture."""
+    """Return and draw the walks with the greatest weights by relation."""
     task = finished.task(_WALKS)
     graph = task.facts.graph
     chosen, weights = task.model.learned(graph)

@@ -29,10 +29,7 @@ def write_report(run: Run, summary: dict[str, Any], models: dict[str, PixelNetwo
     """Write ``pictures/*.png`` and ``report.html`` into the run's folder.
 
     Args:
-        run: with its metrics.
-        summary: what the recipe returns.
-        models: trained networks by basis.
-        images: test images (B, M, 1); content-based bases are drawn for the first.
+        models: trained networks by basis. images: test images (B, M, 1); the first one is drawn.
     """
     titles = {name: entry["title"] for name, entry in summary["bases"].items()}
     seconds = {f"{name}/seed-{seed}": entry["seconds"] / summary["seeds"] for name, entry in summary["bases"].items()
@@ -64,7 +61,7 @@ def _basis_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetw
 
 def _attention_figures(run: Run, titles: dict[str, str], models: dict[str, PixelNetwork],
                        images: Tensor) -> Iterator[str]:
-    """Draw the weights of two pixels, matrix by matrix, for the networks whose basis depends on the image."""
+    """Draw the weights of all pixels for two pixels by each network whose basis depends on the image."""
     for name, model in models.items():
         if not model.variant.learned:
             continue

@@ -1,5 +1,4 @@
-"""Pages of runs: one HTML file with everything in it, without scripts and links, pictures as base64, light and dark;
-and the validation curves of trainings."""
+"""Pages of runs: one HTML file without scripts or links, with pictures as base64; and validation curves."""
 
 import base64
 from collections import defaultdict
@@ -30,7 +29,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; } figcaption { f
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page; `parts` are pieces of HTML made by the functions of this module."""
+    """Return a whole page from pieces of HTML made by the functions of this module."""
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
             f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts)
@@ -38,24 +37,22 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def section(title: str, parts: Sequence[str]) -> str:
-    """A heading and what belongs to it."""
     return f"<section>\n<h2>{escape(title)}</h2>\n" + "\n".join(parts) + "\n</section>"
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of plain text."""
     return f"<p>{escape(text)}</p>"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of plain texts; the first column names the rows."""
+    """Return a table of plain texts; the first column names the rows."""
     head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
 
 
 def figure(image: bytes, caption: str, kind: str = "png") -> str:
-    """A PNG or GIF, embedded, with its caption, which is also what a screen reader reads."""
+    """Return an embedded PNG or GIF with its caption, which screen readers read too."""
     data = base64.b64encode(image).decode()
     return (f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/{kind};base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>")
@@ -70,12 +67,10 @@ _Points = list[tuple[float, float]]
 
 def training_curves(run: Run, seconds: Mapping[str, float], titles: Mapping[str, str] | None = None
                     ) -> dict[str, bytes]:
-    """Return a PNG for each validation figure that a training has more than once, by the figure's name.
+    """Return a PNG for each validation figure that a training has more than once, by the name of the figure.
 
     Args:
-        run: with its metrics.
-        seconds: how long each training took, by its name.
-        titles: names of groups for people.
+        seconds: how long each training took, by its name. titles: names of groups for people.
     """
     points: dict[str, dict[str, _Points]] = defaultdict(lambda: defaultdict(list))
     last: dict[str, int] = {}

@@ -73,10 +73,8 @@ def outcome(summary: Mapping[str, Any], environment: Mapping[str, Any], override
 
 
 def record(path: Path, row: dict[str, Any]) -> None:
-    """Put an outcome into a file of JSON, in the place of the one before it, and write its pages beside it: the table,
-    and a folder with a page for each recipe.
-
-    An outcome replaces another of the same recipe, preset and overrides. Processes that record side by side take turns.
+    """Put an outcome into a JSON file, in place of the one with the same recipe, preset and overrides, and write the
+    pages beside it: the table, and a folder with a page for each recipe. Processes that record side by side take turns.
 
     Raises:
         DataError: the file holds anything else.
@@ -95,7 +93,7 @@ def record(path: Path, row: dict[str, Any]) -> None:
 
 
 def check_record(path: Path) -> None:
-    """Raise an error if `record` could not write into this file and beside it; the folders above it are made."""
+    """Make the folders above the file; `ConfigError` if `record` could not write."""
     if path.suffix != ".json" or path.is_dir():
         raise ConfigError("record", "the file of outcomes must be a file NAME.json", repr(str(path)))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,12 +120,12 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _setting(row: Mapping[str, Any]) -> str:
-    """The overrides of a row in words, ``hidden=2 seeds=3``."""
+    """Return the overrides of a row, ``hidden=2 seeds=3``."""
     return written(row.get("overrides", {}))
 
 
 def render(rows: Sequence[Mapping[str, Any]], folder: str) -> str:
-    """The page of outcomes; those of a recipe have pages of their own in `folder`."""
+    """Render the page of all outcomes; the pages of recipes are in `folder`."""
     text = _TITLE
     for title, quick in _PARTS:
         chosen = [row for row in rows if (row["preset"] == "quick") == quick]
@@ -145,7 +143,7 @@ def _cells(row: Mapping[str, Any], folder: str) -> list[str]:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    """The state of the effect; for a quick preset what it asserts."""
+    """Return the state of the effect; of a quick preset what it shows."""
     learned = row.get("learned")
     if learned is not None:
         return f"learns, x{learned:.2g}" if learned < LEARNED else f"does not learn, x{learned:.2g}"
@@ -159,8 +157,7 @@ def _here(row: Mapping[str, Any]) -> str:
 
 
 def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
-    """Render the page of one recipe: effect, figures of the groups, and provenance of each outcome. The text of `page`
-    before its results stays."""
+    """Render the page of a recipe: effect, figures and provenance; the text of `page` before its results stays."""
     before, mark, _ = page.partition(_RESULTS)
     text = (before if mark else f"# {rows[0]['recipe']}\n\n") + _RESULTS
     text += f"\n## Results\n\nPublished: {rows[0]['published']}.\n"

@@ -19,7 +19,7 @@ _KINDS = {".png": "png", ".gif": "gif"}
 
 
 def sentence(head: Mapping[str, Any]) -> str:
-    """A headline for people, with a full stop."""
+    """Return a headline as a sentence."""
     if not head["effect"]:
         within = "" if head["low"] is None else f" [{head['low']:.3f}, {head['high']:.3f}]"
         value_text = number(head["value"]) + within
@@ -34,14 +34,14 @@ def sentence(head: Mapping[str, Any]) -> str:
 
 def group_rows(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], columns: Mapping[str, str]
                ) -> list[tuple[str, ...]]:
-    """A row for each group of trainings: its name and its figures, with their deviation over seeds, or - for none."""
+    """Return a row for each group: its name and its figures with their deviation over seeds, - for none."""
     return [(name, *(with_spread(**group[metric]) if metric in group else "-" for metric in columns))
             for name, group in groups.items()]
 
 
 def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
-    """HTML with everything in it, of a run with its ``summary.json``; pictures are those of ``pictures/``, with their
-    captions, or the names of their files if the run is of an earlier version."""
+    """Return the page of a run with its ``summary.json``, its pictures and their captions; a run of an earlier version
+    has names of files instead."""
     summary = read_json(run.folder / "summary.json")
     results = summary["results"]
     parts = [paragraph(sentence(summary["headline"])),
@@ -61,7 +61,7 @@ def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
 
 
 def _origin(recipe: Measured, run: Run, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Split, preset, overrides, seeds, command and versions; each file that was read, with its SHA-256."""
+    """Return split, options, seeds, command and versions; and the SHA-256 of each file that was read."""
     environment = run.environment
     rows = [("preset", recipe.preset), ("overrides", written(recipe.overrides) or "none"),
             ("seeds", ", ".join(map(str, range(recipe.seeds)))), ("command", " ".join(environment["command"])),

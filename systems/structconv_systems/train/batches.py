@@ -1,6 +1,4 @@
-"""Batches of samples of similar length, in an order that depends on seed and step only, so that checkpoints need no
-position.
-"""
+"""Batches of samples of similar length; seed and step alone decide them, so that checkpoints store no position."""
 
 from collections.abc import Sequence
 
@@ -12,7 +10,7 @@ __all__ = ["Batches", "Windows", "generator"]
 
 
 def generator(seed: int, number: int) -> torch.Generator:
-    """Random numbers that a training's seed and a number, of a step or a pass, alone decide."""
+    """Return the generator that the seed of a training and a number, of a step or a pass, decide."""
     return torch.Generator().manual_seed(1_000_003 * (seed + 1) + number)
 
 
@@ -62,7 +60,7 @@ class Batches:
 
 
 def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
-    """Return the begin and end of each batch among sorted lengths."""
+    """Return the begin and the end of each batch among sorted lengths."""
     cuts, first = [], 0
     for place, length in enumerate(lengths):
         if place > first and (place - first + 1) * length > cost:
@@ -72,13 +70,13 @@ def _cuts(lengths: list[int], cost: int) -> list[tuple[int, int]]:
 
 
 class Windows:
-    """OutputPositions at which the samples of a step begin in a long sequence, drawn anew for each step.
+    """Random starts of the samples of a step in a long sequence.
 
     Args:
-        starts: how many there are to begin at. size: samples in a batch. seed: of the draws.
+        starts: number of possible starts. size: samples in a batch. seed: of the draws.
 
     Raises:
-        ConfigError: the sequence is too short for one.
+        ConfigError: the sequence is too short for a sample.
 
     Example:
 
@@ -94,7 +92,7 @@ class Windows:
         self._starts, self._size, self._seed = starts, size, seed
 
     def at(self, step: int) -> list[int]:
-        """Return the numbers of the samples of step `step`, counted from 1."""
+        """Return the starts of the samples of step number `step`, from 1."""
         starts: list[int] = torch.randint(self._starts, (self._size,), generator=generator(self._seed, step),
                                           device="cpu").tolist()
         return starts

@@ -46,7 +46,7 @@ class Checkpoint:
     final: bool = False
 
     def ends(self, steps: int) -> bool:
-        """Whether a training of at most so many steps is over with this final one."""
+        """Return True if a training of at most `steps` steps is over."""
         return self.step >= steps or bool(self.state["stopped"])
 
 
@@ -77,8 +77,8 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, put it in place, remove the oldest, and those of later steps, which training has left:
-        corrupt ones, or the final one of a training that goes on. Returns its folder."""
+        """Write a checkpoint and return its folder; remove the oldest ones, and those of later steps, which are corrupt
+        or the final one of a training that goes on."""
         name = _name(checkpoint.step, checkpoint.final)
         partial, place = self.folder / f".{name}.partial", self.folder / name
         shutil.rmtree(partial, ignore_errors=True)
@@ -95,12 +95,12 @@ class Checkpoints:
         return place
 
     def files(self) -> list[Path]:
-        """The folders of the checkpoints, oldest first, unverified."""
+        """Return the folders of the checkpoints, oldest first, unverified."""
         final = self.folder / "final"
         return sorted(self.folder.glob("step-*")) + ([final] if final.is_dir() else [])
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest sound checkpoint, or None; each corrupt one on the way is named through `warn`."""
+        """Return the newest sound checkpoint, if any; `warn` names each corrupt one."""
         files = self.files()
         for place in reversed(files):
             try:
@@ -128,8 +128,7 @@ def load(place: Path) -> Checkpoint:
     """Read one checkpoint.
 
     Raises:
-        StructureError: a file is missing, or differs from the hash in the manifest; the file is named. Or the folder
-            has the name of another step.
+        StructureError: a file is missing or differs from its hash in the manifest, or the folder names another step.
     """
     from safetensors.torch import load_file
 
@@ -149,7 +148,7 @@ def _name(step: int, final: bool) -> str:
 
 
 def _check_tree(place: Path, tree: Any) -> None:
-    """Raise `StructureError` unless the state is that of the step which the folder names."""
+    """Raise `StructureError` unless the state is of the step in the name of the folder."""
     if not isinstance(tree, dict) or tree.keys() != {"step", "final", "state"}:
         raise StructureError("Checkpoint", f"{place / _TREE} must hold step, final and state", "something else",
                              "It is of an older version; start anew.")
@@ -175,7 +174,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _manifest(place: Path) -> dict[str, str]:
-    """The hashes by file."""
+    """Return the hashes by file."""
     path = place / _MANIFEST
     try:
         hashes: dict[str, str] = json.loads(path.read_bytes())["sha256"]
@@ -189,10 +188,11 @@ def _manifest(place: Path) -> dict[str, str]:
 
 
 def pack(tree: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON part of a tree of dictionaries, lists, tuples, scalars and tensors; the tensors go into `tensors`.
+    """Return the JSON part of a tree of dictionaries, lists, tuples, scalars and tensors; the tensors go into
+    `tensors`.
 
-    A tensor becomes ``{"__tensor__": name}`` and is stored, on the CPU and contiguous, under that name, which starts
-    with `prefix`. Dictionaries keep keys that are not texts as pairs.
+    A tensor becomes ``{"__tensor__": name}``, where the name starts with `prefix`, and is stored on the CPU.
+    Dictionaries with keys that are not texts become pairs.
 
     Raises:
         StructureError: the tree holds a value of another type.
@@ -214,7 +214,7 @@ def pack(tree: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `pack`."""
+    """Invert `pack`."""
     if isinstance(packed, list):
         return [unpack(value, tensors) for value in packed]
     if not isinstance(packed, dict):

@@ -181,7 +181,7 @@ def to_json(recipe: Recipe) -> str:
 
 
 def written(values: Mapping[str, Any]) -> str:
-    """Options as a user writes them, by name: ``hidden=2 offset=2,4``."""
+    """Return options as a user writes them: ``hidden=2 offset=2,4``."""
     return " ".join(f"{key}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
                     for key, value in sorted(values.items()))
 
@@ -236,7 +236,7 @@ def _split(recipe: type[Recipe], override: str) -> tuple[str, str]:
 
 
 def _convert(owner: str, key: str, kind: Any, value: Any) -> Any:
-    """`value`, a text or a Python or JSON value, as the type that the field declares."""
+    """Convert `value`, a text or a Python or JSON value, to the type of the field."""
     if typing.get_origin(kind) is tuple:
         parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
@@ -274,7 +274,7 @@ def _check_bounds(owner: str, field: dataclasses.Field[Any], value: Any) -> None
 
 
 def _check_choices(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
-    """Check that a tuple has at least one item, and only choices without duplicates."""
+    """Check that a value is a choice, and a tuple some of the choices, each once."""
     choices = field.metadata.get("choices")
     if choices and isinstance(value, tuple):
         if not value or not set(value) <= set(choices) or len(set(value)) < len(value):

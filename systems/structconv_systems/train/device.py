@@ -36,13 +36,13 @@ def chosen(name: str) -> str:
 
 
 def compiled(model: nn.Module) -> None:
-    """Compile the calls of a model, for inputs of any size, with the random numbers of eager mode; in place, so that
-    names and copies of the model stay as they are."""
+    """Compile a model in place, for inputs of any size and with the random numbers of eager mode; names and copies
+    stay."""
     model.compile(dynamic=True, options={"fallback_random": True})
 
 
 def factories_on(device: str) -> Any:
-    """A context in which new tensors lie on the device; where that is the CPU, one that does nothing."""
+    """Return a context in which new tensors lie on the device."""
     return nullcontext() if device == "cpu" else torch.device(device)
 
 

@@ -1,5 +1,4 @@
-"""The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; and figures
-over seeds, in words; no torch."""
+"""The published effect of a recipe: a contrast between groups of trainings, with an interval over seeds; no torch."""
 
 import math
 import statistics
@@ -137,7 +136,7 @@ class Effect:
 
 
 def effect_text(ratio: bool, value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """An effect for people: ``+1.30 [0.40, 2.20]``, or as a ratio ``x1.32 [1.10, 1.58]``."""
+    """Return an effect as ``+1.30 [0.40, 2.20]``, or as a ratio ``x1.32 [1.10, 1.58]``."""
     if value is None:
         return "-"
     within = "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
@@ -145,7 +144,7 @@ def effect_text(ratio: bool, value: float | None, low: float | None = None, high
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Mean and Student's t interval at 95 %, which one value has none of.
+    """Return the mean and Student's t interval at 95 %, `None` for one value.
 
     Example:
 
@@ -165,13 +164,13 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (n - 1), which one value has none of."""
+    """Return the mean and the sample standard deviation (n - 1), `None` for one value."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def share_left(lines: Iterable[Mapping[str, Any]], figure: str, groups: Collection[str]) -> float | None:
-    """The mean of a figure in the last tenth of the steps over that in the first tenth, of the training of these groups
-    in which it fell least; None if none of them logged it. Not finite, or 0 from the start, it did not fall."""
+    """Return the mean of a figure in the last tenth of the steps over that in the first tenth, of the training in which
+    it fell least; `None` if no training logged it. A figure that is not finite, or 0 from the start, did not fall."""
     trainings = defaultdict(list)
     for line in lines:
         if figure in line and line["job"].partition("/")[0] in groups:
@@ -186,10 +185,10 @@ def _share(values: Sequence[float | None]) -> float:
 
 
 def with_spread(mean: float, std: float | None, digits: int = 3) -> str:
-    """``81.53 ± 0.42``, or the mean alone."""
+    """Return ``81.53 ± 0.42``, or the mean alone."""
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
 def counted(number: int, name: str) -> str:
-    """``1 seed``, ``3 seeds``."""
+    """Return ``1 seed``, ``3 seeds``."""
     return f"{number} {name}" + ("" if number == 1 else "s")

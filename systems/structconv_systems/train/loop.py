@@ -111,8 +111,10 @@ class Schedule:
 
 @dataclass
 class _Training:
-    """The state of one training that a checkpoint holds; the last `broken` steps were not finite, skipped or not. It is
-    `lost` where that is so, what was then measured is not finite, and nothing before was kept."""
+    """The state of one training that a checkpoint holds.
+
+    The last `broken` steps were not finite. It is `lost` if they still are, the last measurement is not finite, and no
+    weights were kept before."""
 
     task: Task
     schedule: Schedule
@@ -134,7 +136,7 @@ class _Training:
         return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
 
     def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
-        """The final checkpoint: the chosen weights, and in its state the `last` ones, from which it can go on."""
+        """Return the final checkpoint: the chosen weights, and in its state the `last` ones, for more steps."""
         state = {**last.state, "best": None, "chosen": self.best is not None, "last": last.weights,
                  "seconds": result["seconds"], "result": result}
         return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=True)
@@ -154,7 +156,7 @@ class _Training:
         restore_generators(state["generators"])
 
     def advance(self) -> dict[str, float]:
-        """One step, with validation where it is due."""
+        """Do one step, and validate if it is due."""
         self.step += 1
         metrics = self.task.train_step(self.step)
         self.broken = 0 if _finite(metrics) and "skipped" not in metrics else self.broken + 1
@@ -240,7 +242,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
 
 def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str, interrupt: Interrupt,
            progress: Progress, note: Callable[[int, dict[str, float]], None]) -> None:
-    """All steps that are left."""
+    """Do all steps that are left."""
     schedule = training.schedule
     shown: dict[str, float] = {}
     while training.step < schedule.steps and not training.stopped:
@@ -272,7 +274,7 @@ def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
 
 
 def _reopened(finished: Checkpoint) -> Checkpoint:
-    """Return the checkpoint of a finished training as it was before its weights were chosen."""
+    """Return the checkpoint as it was before the weights were chosen."""
     state = finished.state
     best = finished.weights if state["chosen"] else None
     return Checkpoint(step=finished.step, weights=state["last"], state={**state, "best": best, "last": None})
@@ -295,7 +297,7 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
 
 @contextmanager
 def _events(folder: Path, after: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """Within it a function that writes what a step measured; measurements after the step `after` are replaced."""
+    """Yield a function that writes measurements of a step for TensorBoard, if installed; later steps are replaced."""
     if not find_spec("tensorboard"):
         yield lambda step, values: None
         return
@@ -319,7 +321,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_generators() -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's global generators, as a tree for `pack`."""
+    """Return the states of Python's, numpy's and torch's global generators, as a tree for `pack`."""
     import numpy as np
 
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
@@ -334,7 +336,7 @@ def capture_generators() -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any]) -> None:
-    """The inverse of `capture_generators`; generators of devices that are absent now are left alone."""
+    """Invert `capture_generators`; generators of absent devices stay unchanged."""
     import numpy as np
 
     random.setstate(state["python"])

@@ -49,7 +49,7 @@ class Optimization:
         self.plateau = Plateau(higher=higher)
 
     def step(self, number: int, losses: Iterable[tuple[Tensor, float]]) -> dict[str, float]:
-        """Take step `number`, from 1, by batches, one by one: (sum of losses, what it is to be divided by)."""
+        """Take step `number`, from 1, by the (sum of losses, divisor) of its batches."""
         self.optimizer.zero_grad(set_to_none=True)
         total, count, first = 0.0, 0.0, 0.0
         for loss, weight in losses:
@@ -74,13 +74,13 @@ class Optimization:
         return {"loss": total / count}
 
     def validated(self, figure: float) -> None:
-        """Tell the plateau a validation's figure."""
+        """Update the plateau with the figure of a validation."""
         if self.options.schedule == "plateau":
             self.plateau.update(figure)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within it the model has the averaged weights, if there are any."""
+        """Enter a context in which the model has the averaged weights, if there are any."""
         own = [parameter.detach().clone() for parameter in self.parameters] if self.averages else []
         _assign(self.parameters, self.averages)
         try:
@@ -100,7 +100,7 @@ class Optimization:
         self.plateau.load(state["plateau"])
 
     def _gradients(self, share: float) -> Tensor:
-        """Multiply the gradients by `share`, clip them; their norm before."""
+        """Scale and clip the gradients, and return their norm before clipping."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if share != 1:
             for gradient in gradients:

@@ -110,7 +110,7 @@ class Trained(Measured):
 
     @property
     def own_rates(self) -> dict[str, float]:
-        """The peak learning rates of groups that have others, by group."""
+        """The peak learning rates of groups with their own."""
         return dict(map(self._rate, self.rates))
 
     def of(self, group: str) -> Self:

@@ -71,7 +71,7 @@ class Parts(Mapping[str, V]):
 
 @contextmanager
 def final_evaluation() -> Iterator[None]:
-    """Within it the parts that test may be read: the weights are chosen.
+    """Enter a context in which test parts may be read: the weights are chosen.
 
     Example:
 

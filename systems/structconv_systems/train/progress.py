@@ -1,7 +1,6 @@
 """Progress of a run: live bars in a terminal, plain lines elsewhere.
 
-Lines come after 1.5 silent seconds, then after twice as many each time, until it is one a minute.
-"""
+Lines come after 1.5 silent seconds, then after twice as many each time, up to a minute."""
 
 import sys
 import threading
@@ -79,7 +78,7 @@ class Pace:
         self._steps, self._first, self._began = steps, 0, 0.0
 
     def left(self, step: int) -> str:
-        """The time left after so many steps, ``3:05`` say."""
+        """Return the time left after so many steps, for example ``3:05``."""
         if not self._first:
             self._first, self._began = step, time.monotonic()
         done = step - self._first

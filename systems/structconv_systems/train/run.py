@@ -103,7 +103,7 @@ class Metrics:
 
 
 def _measured(text: bytes) -> dict[str, Any] | None:
-    """A line of measurements, if it is one."""
+    """Return a line of measurements, or `None` if it is damaged."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -174,13 +174,13 @@ class Run:
         return run
 
     def configured(self, recipe: Recipe) -> Self:
-        """Return the run with a recipe's options in its ``config.json``."""
+        """Write a recipe's options into ``config.json``."""
         self.write(_CONFIG, to_json(recipe))
         return self
 
     @property
     def config_text(self) -> str:
-        """Return the text of ``config.json``."""
+        """The text of ``config.json``."""
         return read_text(self.folder / _CONFIG)
 
     @property
@@ -196,7 +196,8 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What ``environment.json`` says of command, commit, date and versions; `DataError` if it lacks some of it."""
+        """The contents of ``environment.json``: command, commit, date and versions; `DataError` if it lacks some of it.
+        """
         known = read_json(self.folder / _ENVIRONMENT)
         missing = _SAID - known.keys() if isinstance(known, dict) else _SAID
         if missing:
@@ -206,8 +207,7 @@ class Run:
 
     def check_files(self, recipe: Recipe, *, others: bool = False) -> None:
         """Raise `DataError` if a file of the recipe changed, appeared or vanished since the run began; with `others`
-        the recipe may read other files than the run.
-        """
+        the recipe may read other files."""
         before = read_json(self.folder / _FILES)
         if not isinstance(before, dict):
             raise DataError(self.folder / _FILES, "an object with the SHA-256 of files", type(before).__name__)
@@ -223,11 +223,10 @@ class Run:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """A context that locks the folder; `ConfigError` if another process works in it.
+        """Lock the folder within a context; `ConfigError` if another process works in it.
 
-        If an error of the library ends a new run before any training, its folder is removed, so that the same command
-        works again.
-        """
+        If an error of the library ends a new run before any training, its folder is removed, so that the command works
+        again."""
         with locked(self.folder):
             try:
                 yield
@@ -237,11 +236,11 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Return True if a training has saved a checkpoint."""
+        """True if a training has saved a checkpoint."""
         return (self.folder / "checkpoints").exists()
 
     def _discard_untouched(self) -> None:
-        """Empty the folder; one that `create` made goes as a whole."""
+        """Empty the folder, and remove it if `create` made it."""
         if not self._fresh or self.trained:
             return
         for path in self.folder.iterdir():
@@ -274,7 +273,7 @@ class Run:
 
     @property
     def captions(self) -> dict[str, str]:
-        """The captions of the pictures, by name without suffix; of a run of an earlier version there are none."""
+        """The captions of the pictures, by name without suffix; none in runs of earlier versions."""
         path = self.folder / _CAPTIONS
         return read_json(path) if path.is_file() else {}
 
@@ -296,7 +295,7 @@ def check_new(folder: str | Path | None) -> None:
 
 
 def _begun(folder: Path) -> bool:
-    """Whether all that a folder holds is what `Run.create` writes before ``config.json``, or nothing."""
+    """Return True if a folder holds nothing but what `Run.create` writes before ``config.json``."""
     before = {".lock", _ENVIRONMENT, _FILES, *(f".{name}.partial" for name in (_ENVIRONMENT, _FILES, _CONFIG))}
     return {path.name for path in folder.iterdir()} <= before
 
@@ -310,7 +309,7 @@ def _fresh(parent: Path, name: str) -> Path:
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Versions, threads and machine, for the record of a run on a device; imports torch."""
+    """Return versions, threads and machine, for the record of a run on a device; imports torch."""
     import torch
 
     return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
@@ -320,7 +319,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _name(device: str) -> str:
-    """The name of a processor or graphics card."""
+    """Return the name of the processor or graphics card."""
     if device == "cpu":
         return processor()
     import torch
@@ -329,7 +328,7 @@ def _name(device: str) -> str:
 
 
 def _commit() -> str | None:
-    """The commit that both packages were read from, with a plus sign where files were changed; `None` outside git."""
+    """Return the commit of both packages, with a plus sign if files are changed; `None` outside git."""
     source = Path(__file__).parents[1]
     library = Path(structconv.__file__).parent
 
@@ -350,10 +349,10 @@ def _commit() -> str | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder; the system lets go of it when the process ends, however that is.
+    """Lock a folder; the system unlocks it when the process ends, however that is.
 
     Raises:
-        ConfigError: another one holds it; its process, machine and start are named.
+        ConfigError: another process has the lock; its number, machine and start are named.
     """
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
         try:
@@ -371,7 +370,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Hold a folder, after whoever holds it now; nothing is written into it."""
+    """Lock a folder as soon as no other process does; nothing is written into it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

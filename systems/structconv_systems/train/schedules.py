@@ -63,7 +63,7 @@ class Plateau:
         self._best = Best("figure", higher=higher, patience=patience)
 
     def update(self, figure: float) -> None:
-        """Sees the figure of a validation."""
+        """Read the figure of a validation."""
         if self._best.update({"figure": figure}).stop:
             self.share, self._best.waited = self.share * self.factor, 0
 

@@ -25,7 +25,7 @@ class Verdict:
 
 
 class Stopping(Protocol):
-    """Sees what each validation measured; its state is a dictionary of plain values.
+    """A rule that reads what each validation measured; its state is a dictionary of plain values.
 
     Example:
 
@@ -51,7 +51,7 @@ class Stopping(Protocol):
 
 
 class _Remembers:
-    """State in the instance's public attributes."""
+    """A rule whose state is its attributes."""
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))

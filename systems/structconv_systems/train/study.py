@@ -158,7 +158,7 @@ class Study:
 
 
 def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
-    """By the names in the effect's pairs, the figures over seeds; ``GROUP:FIGURE`` is another figure of a group."""
+    """Return the figures over seeds by the names in the effect's pairs, GROUP or GROUP:FIGURE."""
     values = {}
     for name in {name for pair in effect.pairs for name in pair}:
         group, _, figure = name.partition(":")
@@ -213,12 +213,11 @@ class Finished:
 
 
 def _group_of(name: str) -> str:
-    """The group of a training by its name, ``group/seed-0``."""
+    """Return the group of a training named ``group/seed-0``."""
     return name.partition("/")[0]
 
 
 def _firsts(jobs: Sequence[Job]) -> dict[str, Job]:
-    """Return the first training of each group."""
     first: dict[str, Job] = {}
     for job in jobs:
         first.setdefault(_group_of(job.name), job)
@@ -231,15 +230,16 @@ def learning(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def parameters_of(task: Task) -> int:
-    """Return the number of learned numbers in its model."""
+    """Return the number of learned numbers in the model of a task."""
     return sum(parameter.numel() for parameter in task.model.parameters())
 
 
 def jobs_of(recipe: Trained, name: str, make: Callable[..., BatchTask], kind: type[BatchTask],
             stopping: Callable[[], Stopping] | None = None) -> list[Job]:
-    """A training for each seed, ``name/seed-0`` and so on; ``make(options, seed=0)`` builds the task, which is of
-    `kind`, by the options of the group. The weights of its best validation are kept, unless another rule is made by
-    `stopping`."""
+    """Return a training for each seed, ``name/seed-0`` and so on.
+
+    ``make(options, seed=0)`` builds the task, of `kind`, with the options of the group. The weights of the best
+    validation are kept, unless `stopping` makes another rule."""
     own, best = recipe.of(name), partial(Best, kind.metric, higher=kind.higher, patience=recipe.patience)
 
     def schedule(seed: int) -> Schedule:
@@ -303,8 +303,8 @@ def trained(job: Job, run: Run, progress: Progress) -> Any:
 
 
 def loaded(model: nn.Module, job: str, run: Run, progress: Progress, steps: int) -> nn.Module:
-    """A model with the weights that a training of so many steps chose, for evaluation; `ConfigError` if it has not
-    finished them, or if these are the weights of another model: the run's options or data were changed since."""
+    """Load the weights that a training of so many steps chose, for evaluation; `ConfigError` if it has not finished
+    them, or if the weights do not fit: options or data of the run were changed."""
     final = Checkpoints(run.checkpoint_folder(job)).final(progress.note)
     if not final.ends(steps):
         raise ConfigError("Run", f"{job} of {run.folder} must be trained to step {steps}", f"step {final.step}",
@@ -318,7 +318,6 @@ def loaded(model: nn.Module, job: str, run: Run, progress: Progress, steps: int)
 
 
 def measured(jobs: Sequence[Job], run: Run, progress: Progress) -> dict[str, dict[str, Any]]:
-    """Evaluate each finished training again."""
     progress.jobs(len(jobs))
     results = {}
     for job in jobs:
@@ -335,10 +334,9 @@ def _measured(job: Job, run: Run, progress: Progress) -> dict[str, Any]:
 
 
 def tried(job: Job, steps: int = 5) -> dict[str, Any]:
-    """Parameters, flops of a step, seconds of a step and of the whole, and memory, from a few steps that are timed.
+    """Time a few steps; return parameters, flops of a step, seconds of a step and of all, and memory.
 
-    Memory counts weights, gradients, optimizer state, and the tensors stored for the backward pass of a step.
-    """
+    Memory counts weights, gradients, optimizer state, and the tensors stored for the backward pass of a step."""
     schedule = job.schedule()
     task = moved(job.make(), schedule.device)
     kept = _Kept()
@@ -361,9 +359,7 @@ def tried(job: Job, steps: int = 5) -> dict[str, Any]:
 
 
 def tried_all(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Return the result of `tried` for the first training of each group, the number of trainings in the group, and the
-    seconds of all.
-    """
+    """Return the result of `tried` for each group with its number of trainings, and the seconds of all."""
     counts = Counter(_group_of(job.name) for job in jobs)
     groups = {group: {**tried(job), "trainings": counts[group]} for group, job in _firsts(jobs).items()}
     return {"trainings": len(jobs), "groups": groups,
@@ -371,7 +367,7 @@ def tried_all(jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 class _Kept(torch.autograd.graph.saved_tensors_hooks):
-    """The bytes that autograd keeps for backward passes, each storage once."""
+    """The bytes that autograd stores for the backward pass, each storage once."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
@@ -388,7 +384,7 @@ class _Kept(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Nothing:
-    """The optimizer of what is not trained."""
+    """The optimizer of a model without training."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -398,7 +394,7 @@ class _Nothing:
 
 
 class Untrained(Task):
-    """A model without parameters, which is measured as the others are.
+    """A model without training, which is measured as the others are.
 
     Args:
         model: the model. figures: (model, ``val`` or ``test``) -> what is measured.
@@ -420,14 +416,13 @@ class Untrained(Task):
 
 
 def untrained_job(name: str, model: nn.Module, figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
-    """The job ``name/once``, of one step, after which it is validated; ``val_loss`` must be among the figures."""
+    """Return the job ``name/once``: one step and a validation; ``val_loss`` must be among the figures."""
     return _job(f"{name}/once", partial(Untrained, model, figures), 0)
 
 
 def fitted_job(name: str, seed: int, fit: Callable[[], nn.Module],
                figures: Callable[[nn.Module, str], dict[str, float]]) -> Job:
-    """The job ``name/seed-...`` of a model that `fit` returns fitted, with the training and validation parts of its
-    seed; otherwise as `untrained_job`."""
+    """Return the job ``name/seed-...`` of a model that `fit` returns fitted; otherwise as `untrained_job`."""
     return _job(f"{name}/seed-{seed}", lambda: Untrained(fit(), figures), seed)
 
 

@@ -71,7 +71,6 @@ class BatchTask(Task):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def train_step(self, step: int) -> dict[str, float]:

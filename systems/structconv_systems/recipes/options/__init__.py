@@ -1,3 +1,3 @@
-"""What a user may set of each recipe, by chapter; nothing here imports torch."""
+"""The options of each recipe, by topic; nothing here imports torch."""
 
 __all__ = ()

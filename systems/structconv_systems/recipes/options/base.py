@@ -1,4 +1,4 @@
-"""What options of recipes are made of, and those of a recipe that reads files in a folder."""
+"""The parts of options, and the options of recipes that read files in a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +44,11 @@ class InFolder(Measured):
                               f"Give it with --data DIR. {self.where}")
 
     def path(self, name: str) -> Path:
-        """A file in the folder, or elsewhere if `name` is a whole path."""
+        """Return the path of a file in the folder, or elsewhere if `name` is absolute."""
         return Path(self.data) / name
 
     def from_here(self, name: str) -> str:
-        """The whole path of a file in the current directory, if it is there; else the name as it is."""
+        """Return the whole path of a file in the current directory if it exists; else the name unchanged."""
         path = Path(name).absolute()
         return str(path) if self._files_at(path) else name
 
@@ -57,10 +57,10 @@ class InFolder(Measured):
         return [file for name in named for file in self._files_at(self.path(name))]
 
     def _files_at(self, path: Path) -> list[Path]:
-        """The files that there are of what has this path."""
+        """Return the existing files of this path."""
         return [path] if path.is_file() else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnFiles(InFolder, Trained):
-    """A recipe that trains by gradients on batches of what files hold."""
+    """A recipe that trains by gradients on batches from files."""

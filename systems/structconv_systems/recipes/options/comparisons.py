@@ -1,4 +1,4 @@
-"""Options of the recipes that compare layers on sequences which are made from a seed."""
+"""Options of the recipes that compare layers on sequences generated from a seed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ __all__ = ["Architectures", "Generated", "Pooling"]
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(Trained, schedule="cosine", warmup=50):
-    """Options of the recipes whose data is made from a seed, the same for all trainings."""
+    """Options of the recipes with generated data, the same for all trainings."""
 
     samples: int = option(8000, "training sequences", minimum=1)
     held_out: int = option(2000, "validation sequences, and as many test sequences", minimum=1)

@@ -122,5 +122,5 @@ class Interactions(Trained, seeds=3, steps=12_000, learning_rate=2e-3, schedule=
 
     @staticmethod
     def from_here(name: str) -> str:
-        """What `evaluate --test` is given: a number of bodies."""
+        """Return the number of bodies that `evaluate --test` names."""
         return name

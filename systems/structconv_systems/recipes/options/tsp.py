@@ -56,7 +56,7 @@ class TSP(Trained, seeds=3, steps=5000, learning_rate=1e-3, schedule="cosine", w
                 raise ConfigError(self.name, f"{name} must divide {whole}={getattr(self, whole)}", getattr(self, name))
 
     def from_here(self, name: str) -> str:
-        """The whole path of a file."""
+        """Return the absolute path of a file."""
         return str(Path(name).absolute())
 
     def files(self, *keys: str) -> list[Path]:
