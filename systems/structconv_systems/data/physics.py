@@ -21,7 +21,7 @@ __all__ = ["SYSTEMS", "Balls", "Charges", "Gravity", "Oscillators", "Simulations
 
 #: Simulations in a block, and what their number is padded to, so that each is computed by the same vector instructions.
 _BLOCK, _LANES = 512, 32
-Told = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -50,8 +50,7 @@ class Simulations:
     def __len__(self) -> int:
         return len(self.states)
 
-    def __getitem__(self, chosen: slice) -> Self:
-        """Some of them."""
+    def __getitem__(self, chosen: slice | Tensor) -> Self:
         return replace(self, states=self.states[chosen], couplings=self.couplings[chosen],
                        properties=self.properties[chosen])
 
@@ -87,28 +86,39 @@ class System(abc.ABC):
         for name in ("bodies", "every"):
             check_positive(type(self).__name__, name, getattr(self, name))
 
+    @property
+    def interval(self) -> float:
+        """The time between two stored states."""
+        return self.step * self.every
+
     @abc.abstractmethod
     def start(self, simulations: int, generator: torch.Generator) -> Simulations:
         """Draw the initial states."""
 
+    def _begin(self, states: Tensor, couplings: Tensor, properties: Tensor) -> Simulations:
+        """Return simulations of the initial states (S, N, C) alone."""
+        return Simulations(states=states.unsqueeze(1), couplings=couplings, properties=properties,
+                           interval=self.interval)
+
     @abc.abstractmethod
     def states(self, start: Simulations, times: int) -> Tensor:
-        """(S, T, N, C), float32, from the last time of `start` on."""
+        """Return the states (S, T, N, C), float32, from the last time of `start` on."""
 
-    def simulate(self, simulations: int, times: int, *, seed: int, progress: Told = lambda done, all: None
+    def simulate(self, simulations: int, times: int, *, seed: int, progress: Report = lambda done, all: None
                  ) -> Simulations:
         """Return S simulations of T times, drawn from `seed`; calls `progress(done, total)`."""
         start = self.start(check_positive("simulate", "simulations", simulations), torch.Generator().manual_seed(seed))
         return self.run(start, times, progress)
 
     @torch.no_grad()
-    def run(self, start: Simulations, times: int, progress: Told = lambda done, all: None) -> Simulations:
+    def run(self, start: Simulations, times: int, progress: Report = lambda done, all: None) -> Simulations:
         """Continue each simulation for T times from its last state, which is the first of the result."""
         check_positive("run", "times", times)
         blocks = []
         for first in range(0, len(start), _BLOCK):
             block = start[first:first + _BLOCK]
-            blocks.append(self.states(_padded(block), times)[:len(block)])
+            lanes = torch.arange(-(-len(block) // _LANES) * _LANES).clamp(max=len(block) - 1)
+            blocks.append(self.states(block[lanes], times)[:len(block)])
             progress(min(first + _BLOCK, len(start)), len(start))
         return replace(start, states=torch.cat(blocks))
 
@@ -163,8 +173,6 @@ class Boxed(Newtonian):
         spread: standard deviation of the first positions, around the middle. speed: of every body in the beginning.
     """
 
-    bodies: int = 5
-    step: float = 0.001
     every: int = 100
     box: float = 5.0
     spread: float = 0.5
@@ -174,15 +182,17 @@ class Boxed(Newtonian):
         couplings = self.couplings(simulations, generator)
         x, v = torch.randn(2, simulations, self.bodies, 2, generator=generator)
         states = torch.cat([self.spread * x, self.speed * torch.nn.functional.normalize(v, dim=-1)], -1)
-        return Simulations(states=states.unsqueeze(1), couplings=couplings, interval=self.step * self.every,
-                           properties=torch.ones(simulations, self.bodies, 1))
+        return self._begin(states, couplings, torch.ones(simulations, self.bodies, 1))
 
     @abc.abstractmethod
     def couplings(self, simulations: int, generator: torch.Generator) -> Tensor:
         """(S, N, N)."""
 
     def collide(self, x: Tensor, v: Tensor, properties: Tensor) -> None:
-        _reflect(x, v, self.box)
+        over = x - x.clamp(-self.box, self.box)
+        if over.any():
+            x.sub_(over, alpha=2)
+            v.copy_(torch.where(over == 0, v, -over.sign() * v.abs()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,10 +253,10 @@ class Charges(Boxed):
         return charges * charges.mT * (1 - torch.eye(self.bodies))
 
     def acceleration(self, x: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
-        apart = x.unsqueeze(1) - x.unsqueeze(2)
-        squared = apart.square().sum(0) + torch.eye(self.bodies).unsqueeze(-1)
-        apart *= couplings / (squared * squared.sqrt())
-        return _sum_over_first(apart).clamp_(-self.largest, self.largest)
+        offset = x.unsqueeze(1) - x.unsqueeze(2)
+        squared = offset.square().sum(0) + torch.eye(self.bodies).unsqueeze(-1)
+        offset *= couplings / (squared * squared.sqrt())
+        return _sum_over_first(offset).clamp_(-self.largest, self.largest)
 
     def potential(self, positions: Tensor, simulations: Simulations) -> Tensor:
         return _over_pairs(positions, simulations.couplings, lambda squared: squared.rsqrt()) / 2
@@ -271,7 +281,6 @@ class Oscillators(System):
         torch.Size([2, 5, 3, 3])
     """
 
-    bodies: int = 5
     step: float = 0.01
     every: int = 10
     probability: float = 0.5
@@ -282,8 +291,7 @@ class Oscillators(System):
         own, phase = torch.rand(2, simulations, self.bodies, generator=generator)
         properties = torch.stack([1 + 9 * own, 2 * math.pi * phase], -1)
         state = self._observed(properties[..., 1].T, properties[..., 0].T, couplings.permute(1, 2, 0))
-        return Simulations(states=state.permute(2, 1, 0).unsqueeze(1), couplings=couplings, properties=properties,
-                           interval=self.step * self.every)
+        return self._begin(state.permute(2, 1, 0), couplings, properties)
 
     def states(self, start: Simulations, times: int) -> Tensor:
         """Phases are what is integrated, from where the simulation began."""
@@ -343,14 +351,14 @@ class Gravity(Newtonian):
         x, y = radius * angle.cos(), radius * angle.sin()
         states = torch.stack([x, y, -speed * angle.sin(), speed * angle.cos()], -1)
         states[:, 0], mass[:, 0] = 0.0, self.star
-        return Simulations(states=states.unsqueeze(1), couplings=mass.unsqueeze(-1) * mass.unsqueeze(-2) * (
-            1 - torch.eye(self.bodies)), properties=mass.unsqueeze(-1), interval=self.step * self.every)
+        couplings = mass.unsqueeze(-1) * mass.unsqueeze(-2) * (1 - torch.eye(self.bodies))
+        return self._begin(states, couplings, mass.unsqueeze(-1))
 
     def acceleration(self, x: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
-        apart = x.unsqueeze(2) - x.unsqueeze(1)
-        squared = apart.square().sum(0) + torch.eye(self.bodies).unsqueeze(-1) + self.softening ** 2
-        apart *= self.constant * properties[0].unsqueeze(1) / (squared * squared.sqrt())
-        return _sum_over_first(apart)
+        offset = x.unsqueeze(2) - x.unsqueeze(1)
+        squared = offset.square().sum(0) + torch.eye(self.bodies).unsqueeze(-1) + self.softening ** 2
+        offset *= self.constant * properties[0].unsqueeze(1) / (squared * squared.sqrt())
+        return _sum_over_first(offset)
 
     def potential(self, positions: Tensor, simulations: Simulations) -> Tensor:
         return -self.constant / 2 * _over_pairs(positions, simulations.couplings,
@@ -391,9 +399,9 @@ class Balls(Newtonian):
         positions = middle + (2 * torch.stack([x, y], -1) - 1) * (cell / 2 - radius.unsqueeze(-1))
         speed, angle = 0.5 + 1.5 * speed, 2 * math.pi * angle
         velocities = torch.stack([speed * angle.cos(), speed * angle.sin()], -1)
-        return Simulations(states=torch.cat([positions, velocities], -1).unsqueeze(1), couplings=torch.ones(
-            simulations, self.bodies, self.bodies) - torch.eye(self.bodies), interval=self.step * self.every,
-            properties=torch.stack([0.75 + 0.5 * mass, radius], -1))
+        couplings = torch.ones(simulations, self.bodies, self.bodies) - torch.eye(self.bodies)
+        properties = torch.stack([0.75 + 0.5 * mass, radius], -1)
+        return self._begin(torch.cat([positions, velocities], -1), couplings, properties)
 
     def acceleration(self, x: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
         return torch.zeros(1, 1, 1, dtype=x.dtype)
@@ -404,13 +412,13 @@ class Balls(Newtonian):
     def collide(self, x: Tensor, v: Tensor, properties: Tensor) -> None:
         mass, radius = properties
         for m, n in combinations(range(self.bodies), 2):
-            apart, closing = x[:, m] - x[:, n], v[:, m] - v[:, n]
-            squared, towards = apart.square().sum(0), (apart * closing).sum(0)
+            offset, closing = x[:, m] - x[:, n], v[:, m] - v[:, n]
+            squared, towards = offset.square().sum(0), (offset * closing).sum(0)
             hit = (squared < (radius[m] + radius[n]) ** 2) & (towards < 0)
             if hit.any():
                 push = (1 + self.restitution) * towards / (squared * (mass[m] + mass[n])) * hit
-                v[:, m] -= mass[n] * push * apart
-                v[:, n] += mass[m] * push * apart
+                v[:, m] -= mass[n] * push * offset
+                v[:, n] += mass[m] * push * offset
         walls = self.box - radius
         outside = (x.abs() > walls) & (x * v > 0)
         v.mul_(torch.where(outside, -self.restitution, 1.0))
@@ -446,18 +454,17 @@ class String(Newtonian):
         fixed = torch.zeros(simulations, self.bodies)
         fixed[:, 0], fixed[:, -1] = 1, (both < 0.5).float()
         disk = torch.stack([span * x, -2.5 * self.disk - span / 2 * y], -1).unsqueeze(1)
-        states = torch.zeros(simulations, 1, self.bodies, 4)
+        states = torch.zeros(simulations, self.bodies, 4)
         states[..., 0] = self.length * torch.arange(self.bodies)
         neighbors = torch.ones(self.bodies - 1).diag(1) if self.bodies > 1 else torch.zeros(1, 1)
-        return Simulations(states=states, couplings=(neighbors + neighbors.T).repeat(simulations, 1, 1),
-                           interval=self.step * self.every, properties=torch.cat([
-                               torch.full_like(fixed, self.mass).unsqueeze(-1), fixed.unsqueeze(-1),
-                               disk.expand(-1, self.bodies, -1)], -1))
+        properties = torch.cat([torch.full_like(fixed, self.mass).unsqueeze(-1), fixed.unsqueeze(-1),
+                                disk.expand(-1, self.bodies, -1)], -1)
+        return self._begin(states, (neighbors + neighbors.T).repeat(simulations, 1, 1), properties)
 
     def acceleration(self, x: Tensor, couplings: Tensor, properties: Tensor) -> Tensor:
-        apart = x[:, 1:] - x[:, :-1]
-        distance = apart.square().sum(0).sqrt()
-        pull = self.stiffness / self.mass * (1 - self.length / distance) * apart
+        offset = x[:, 1:] - x[:, :-1]
+        distance = offset.square().sum(0).sqrt()
+        pull = self.stiffness / self.mass * (1 - self.length / distance) * offset
         force = torch.zeros_like(x)
         force[1] = -self.weight
         force[:, :-1] += pull
@@ -465,10 +472,10 @@ class String(Newtonian):
         return force * (1 - properties[1])
 
     def collide(self, x: Tensor, v: Tensor, properties: Tensor) -> None:
-        apart = x - properties[2:]
-        squared, towards = apart.square().sum(0), (apart * v).sum(0)
+        offset = x - properties[2:]
+        squared, towards = offset.square().sum(0), (offset * v).sum(0)
         hit = (squared < self.disk ** 2) & (towards < 0)
-        v -= 2 * hit * towards / squared * apart
+        v -= 2 * hit * towards / squared * offset
 
     def potential(self, positions: Tensor, simulations: Simulations) -> Tensor:
         stretch = (positions[:, :, 1:] - positions[:, :, :-1]).norm(dim=-1) - self.length
@@ -480,25 +487,12 @@ SYSTEMS: dict[str, type[System]] = {"springs": Springs, "charged": Charges, "kur
                                     "gravity": Gravity, "balls": Balls, "string": String}
 
 
-def _padded(block: Simulations) -> Simulations:
-    """With its last one repeated until the vectors of a processor are full."""
-    rows = torch.arange(-(-len(block) // _LANES) * _LANES).clamp(max=len(block) - 1)
-    return replace(block, states=block.states[rows], couplings=block.couplings[rows], properties=block.properties[rows])
-
-
 def _sum_over_first(pairs: Tensor) -> Tensor:
     """Sum (2, M, N, S) -> (2, N, S), in order."""
     total = pairs[:, 0].clone()
     for m in range(1, pairs.shape[1]):
         total += pairs[:, m]
     return total
-
-
-def _reflect(x: Tensor, v: Tensor, box: float) -> None:
-    over = x - x.clamp(-box, box)
-    if over.any():
-        x.sub_(over, alpha=2)
-        v.copy_(torch.where(over == 0, v, -over.sign() * v.abs()))
 
 
 def _joined(simulations: int, bodies: int, probability: float, generator: torch.Generator) -> Tensor:

@@ -185,8 +185,8 @@ def farthest_insertion(table: Tensor) -> Tensor:
     """
     batch, nodes = check_distances("farthest_insertion", table)
     table, rows = table.double(), torch.arange(batch)
-    apart = table.masked_fill(torch.eye(nodes, dtype=torch.bool), -torch.inf)
-    ends = apart.flatten(1).argmax(-1)
+    off_diagonal = table.masked_fill(torch.eye(nodes, dtype=torch.bool), -torch.inf)
+    ends = off_diagonal.flatten(1).argmax(-1)
     tours = torch.stack([ends // nodes, ends % nodes], -1)[:, :nodes]
     inside = torch.zeros(batch, nodes, dtype=torch.bool).scatter(1, tours, True)
     near = table[rows.unsqueeze(-1), tours].amin(1)

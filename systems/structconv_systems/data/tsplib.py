@@ -246,8 +246,8 @@ def _explicit(file: _File, size: int) -> Tensor:
     layout = file.check("EDGE_WEIGHT_FORMAT", ("FULL_MATRIX", *_FORMATS))
     numbers = torch.tensor([_number(file, line, text) for line, text in _numbers_of(file, "EDGE_WEIGHT_SECTION")],
                          dtype=torch.float64)
-    half, apart = _FORMATS.get(layout, ("", 0))
-    expected = size * (size + 1 - 2 * apart) // 2 if half else size * size
+    half, diagonal = _FORMATS.get(layout, ("", 0))
+    expected = size * (size + 1 - 2 * diagonal) // 2 if half else size * size
     if len(numbers) != expected:
         raise DataError(file.path, f"{expected} numbers in EDGE_WEIGHT_SECTION, as {layout} has for DIMENSION={size}",
                         len(numbers))
@@ -256,8 +256,8 @@ def _explicit(file: _File, size: int) -> Tensor:
         if not torch.equal(table, table.mT):
             raise DataError(file.path, "symmetric distances, as TYPE : TSP has", "others")
         return table.clone().fill_diagonal_(0)
-    rows, columns = (torch.triu_indices(size, size, apart) if half == "upper"
-                     else torch.tril_indices(size, size, -apart))
+    rows, columns = (torch.triu_indices(size, size, diagonal) if half == "upper"
+                     else torch.tril_indices(size, size, -diagonal))
     table = torch.zeros(size, size, dtype=torch.float64)
     table[rows, columns] = numbers
     table[columns, rows] = numbers

@@ -188,7 +188,7 @@ class Tokens(nn.Module):
         return cast(Tensor, self.dropout(x if p is None else x + p))
 
     def table(self, count: int, room: int = 0) -> Tensor | None:
-        """p of the places from 0 on, (L, C), L >= `count`; with `room` for so many more, unless they are learned."""
+        """Return p of the positions from 0 on, (L, C), L >= `count`, and of `room` more unless they are learned."""
         weight = self.embedding.weight
         if self.learned is not None:
             length = self.learned.embedding.shape[0]
@@ -230,7 +230,7 @@ class StackDecoding:
 
     @torch.no_grad()
     def reorder(self, samples: Tensor) -> None:
-        """Sample b goes on as sample samples[b], (B',); what is kept of sources moves only where these change."""
+        """Sample b goes on as sample samples[b], (B',); caches of sources move only if these change."""
         sources = self._sources[samples]
         moved = not torch.equal(sources, self._sources)
         self._sources = sources

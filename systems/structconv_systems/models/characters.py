@@ -15,14 +15,14 @@ class CharacterModel(nn.Module):
 
     Attention is y_n = sum_k sum_(m <= n) A_kmn x_m V_k O_k, A = softmax_m(<R_n W^q_k x_n, R_m W^k_k x_m> / sqrt(D)),
     with the rotation R_n by the position n (Su et al. 2021, eq. 16). It depends on offsets alone, so that texts of any
-    length are valid. Offsets beyond those of training reduce accuracy: a `window` masks them.
+    length are valid; offsets beyond those of training reduce accuracy, and a `window` masks them.
 
     Args:
         vocabulary: V. channels: C. layers: blocks. heads: K; D = C / K, even. hidden: channels of the networks.
         dropout: see `Block`. recompute: see `Stack`.
         window: number of characters that each reads, itself included; default: all before it. No parameter depends on
             it.
-        positions: "rotary"; "sinusoidal" or "learned", added to the embeddings, instead.
+        positions: "rotary", or "sinusoidal" or "learned" ones added to the embeddings.
         length: greatest length of a text, for learned positions.
 
     Characters are integers below V, without padding. O(N^2) pairs for each head and block.
@@ -61,7 +61,7 @@ class CharacterModel(nn.Module):
 
     @torch.no_grad()
     def begin(self, batch: int) -> StackDecoding:
-        """The decoding of so many texts from their beginning; of a model in evaluation mode."""
+        """Return the decoding of `batch` texts from their beginning; the model must be in evaluation mode."""
         weight = self.tokens.embedding.weight
         caches = self.stack.prepare(weight.new_empty(batch, 0, weight.shape[-1]))
         return StackDecoding(self.tokens, self.stack, caches, self.tokens.logits, batch)

@@ -15,12 +15,12 @@ State = tuple[Tensor, Tensor]
 
 
 class ConvLSTM(nn.Module):
-    """x_n = W_o [h_n of all layers], (h_n, c_n) = cells(x_(n-1), h_(n-1), c_(n-1)), from the states that cells made of
-    the frames seen (Shi et al. 2015, figure 3 and eq. 3).
+    """x_n = W_o [h_n of all layers], (h_n, c_n) = cells(x_(n-1), h_(n-1), c_(n-1)), after cells have read the frames
+    (Shi et al. 2015, figure 3 and eq. 3).
 
     An entry is a patch of a frame, its pixels the channels; a cell is an LSTM whose product is y = sum_k A_k^T x
     Theta_k over the shifts A_k of the grid of patches. With a patch of a whole frame the grid has one entry, and it is
-    the LSTM without convolution (FC-LSTM). The forecaster has cells of its own, which begin with the encoder's last
+    the LSTM without convolution (FC-LSTM). The forecaster has its own cells, which start from the encoder's last
     states; it reads the last frame, then its own.
 
     Args:
@@ -28,11 +28,10 @@ class ConvLSTM(nn.Module):
             divisor of size. kernel: size of the convolutions. hidden: H, channels of a state. layers: layers of both
             halves.
 
-    Calling it: frames (..., T, size, size) in [0, 1] -> logits (..., ahead, size, size) of their pixels. T + ahead
-    steps, one after the other.
+    Calling it: frames (..., T, size, size) in [0, 1] -> logits (..., ahead, size, size) of their pixels, in T + ahead
+    sequential steps.
 
-    Unlike the paper: peephole weights are a channel's, not a channel's in a place, so that all places are alike; the
-    forecaster reads what it said.
+    Unlike the paper: peephole weights are equal in all places, and the forecaster reads its own output.
 
     Example:
 
@@ -87,7 +86,7 @@ class ConvLSTM(nn.Module):
 
 
 class MeanFrame(nn.Module):
-    """The mean of frames (..., size, size) as a forecast, independent of the input; called like `ConvLSTM`.
+    """The mean of frames (..., size, size) as a forecast, whatever the input; called like `ConvLSTM`.
 
     Example:
 

@@ -28,13 +28,12 @@ def diffusion(order: int) -> Mechanism:
 
 
 class DCRNN(nn.Module):
-    """y_n = W_o h_n, h_n = cells(y_(n-1), h_(n-1)), from the states that cells made of the readings (Li et al. 2018,
-    figure 2).
+    """y_n = W_o h_n, h_n = cells(y_(n-1), h_(n-1)), after cells have read the readings (Li et al. 2018, figure 2).
 
-    A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3,
-    whose walks are not transposed; those of the authors' code are). The encoder reads
-    standardized readings and the covariates of each time. The decoder starts from zero and continues with its last
-    prediction or, in training, with what was observed (scheduled sampling: Bengio et al. 2015).
+    A cell is a GRU whose products are y = sum_k A_k^T x Theta_k over the powers of both random walks (eq. 2 and 3; the
+    authors' code transposes the walks). The encoder reads standardized readings and the covariates of each time. The
+    decoder starts from zero and the encoder's last states and reads its last prediction or, in training, observed
+    values (scheduled sampling: Bengio et al. 2015). All cells have a bias.
 
     Args:
         mechanism: relates the sensors, for example `diffusion`; `Identity()` for a network without a graph.
@@ -42,11 +41,9 @@ class DCRNN(nn.Module):
         known: E, further channels of the encoder's input.
         mean, deviation: constants that standardize the readings.
 
-    Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings.
-    With `target` (..., horizon, M), what the decoder sees in step n > 1 is its own reading or, with probability
-    `share`, the wanted one. T + horizon steps, one after the other.
-
-    The paper's initial state of the decoder is the encoder's last, as here; all cells have a bias.
+    Calling it: readings (..., T, M), a graph, known (..., T, M, E) -> (..., horizon, M), in the unit of the readings,
+    in T + horizon sequential steps. With `target` (..., horizon, M) the decoder reads in step n > 1 the target with
+    probability `share`, else its own prediction.
 
     Example:
 

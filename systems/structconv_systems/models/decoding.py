@@ -20,7 +20,7 @@ LARGEST_PENALTY = 20
 
 
 def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int) -> list[list[int]]:
-    """The likeliest token at each step: y_n = argmax_v logits_v(y_<n).
+    """Take the likeliest token at each step: y_n = argmax_v logits_v(y_<n).
 
     Args:
         decoding: the decoding of `batch` samples, at their beginning; its model is in evaluation mode.
@@ -30,11 +30,11 @@ def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
         most: greatest number of tokens of a sample.
 
     Returns:
-        The tokens of each sample behind `begin` and before `end`. Once half of the samples have ended the others go on
-        alone. No gradients. At most n - 1 + `most` steps of the model.
+        The tokens of each sample after `begin` and before `end`. Once half of the samples have ended the others go on
+            alone. No gradients. At most n - 1 + `most` steps of the model.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+        ConfigError: a number is out of range, the prompt has another batch, or logits are not finite.
 
     Example:
 
@@ -52,21 +52,21 @@ def greedy(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | None, most: int,
            temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
            generator: torch.Generator | None = None) -> list[list[int]]:
-    """Each token drawn from softmax(logits / temperature).
+    """Draw each token from softmax(logits / temperature).
 
     Args:
         decoding, batch, begin, end, most: as of `greedy`, and so is what it returns.
         temperature: above 0.
         top_k: draw among the k likeliest (Fan et al. 2018, section 5.4).
-        top_p: draw among the fewest of the likeliest that have this share together (nucleus sampling, Holtzman et al.
-            2020, section 3.1); of those that `top_k` leaves, where both are given.
-        generator: of the random numbers, on any device; torch's own where absent.
+        top_p: draw among the fewest of the likeliest with this total share (nucleus sampling, Holtzman et al. 2020,
+            section 3.1), after `top_k`.
+        generator: of the random numbers, on any device; default: torch's own.
 
     Returns:
         As of `greedy`.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+        ConfigError: a number is out of range, the prompt has another batch, or logits are not finite.
 
     Example:
 
@@ -99,16 +99,16 @@ def sample(decoding: Decoding, batch: int, *, begin: int | Tensor, end: int | No
 @torch.no_grad()
 def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end: int, most: int,
          length_penalty: float = 0.6, normalization: str = "gnmt") -> list[list[int]]:
-    """Return the best results of a search by `width` beams, by log P(y) / penalty(|y|).
+    """Search by `width` beams, and return the results with the best log P(y) / penalty(|y|).
 
     |y| counts the tokens of y with `end`; the penalty is ((5 + |y|) / 6)^a with normalization "gnmt" (Wu et al. 2016,
-    eq. 14) and |y|^a with "length", a = `length_penalty`. A step takes the likeliest continuations of the beams that
-    go on; those among the first `width` that end are results. A search is over when it has `width` results, or when
-    nothing that goes on can become better than the best of them. One beam is `greedy`.
+    eq. 14) and |y|^a with "length", a = `length_penalty`. A step takes the likeliest continuations of the active beams;
+    those among the first `width` that end are results. A search is over when it has `width` results, or when no active
+    beam can become better than the best of them. One beam is `greedy`.
 
     Args:
-        decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each, those of sample b
-            being b width ... b width + width - 1.
+        decoding: of `batch` samples, at their beginning; it goes on with `width` beams of each, those of sample b being
+            b width ... b width + width - 1.
         width: number of beams, at least 1.
         begin, most: see `greedy`; a beam of `most` tokens is a result without `end`.
         end: the token after the last.
@@ -116,11 +116,11 @@ def beam(decoding: Decoding, batch: int, *, width: int, begin: int | Tensor, end
         normalization: "gnmt" or "length".
 
     Returns:
-        Of each sample the tokens of its best result, as of `greedy`. No gradients. A step costs that of `width` times
-        as many samples.
+        The tokens of the best result of each sample, as of `greedy`. No gradients. A step costs that of `width` times
+            as many samples.
 
     Raises:
-        ConfigError: numbers that are out of range, a prompt of another batch, logits that are not finite.
+        ConfigError: a number is out of range, the prompt has another batch, or logits are not finite.
 
     Example:
 
@@ -255,10 +255,10 @@ class Beams(NamedTuple):
         best = scores[:, 0].tolist()
         open_rows = [row for row, search in enumerate(self.searches) if not search.over(best[row])]
         rows = torch.tensor(open_rows, dtype=torch.int64, device=tokens.device)
-        came = (rows[:, None] * width + beams[rows]).flatten()
-        if came.tolist() != [*range(batch * width)] and open_rows:
-            decoding.reorder(came)
-        before = self.tokens.flatten(0, 1)[came].unflatten(0, (len(open_rows), width))
+        sources = (rows[:, None] * width + beams[rows]).flatten()
+        if sources.tolist() != [*range(batch * width)] and open_rows:
+            decoding.reorder(sources)
+        before = self.tokens.flatten(0, 1)[sources].unflatten(0, (len(open_rows), width))
         return Beams([self.searches[row] for row in open_rows], scores[rows],
                       torch.cat([before, tokens[rows].unsqueeze(-1)], -1))
 

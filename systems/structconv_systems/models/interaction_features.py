@@ -68,9 +68,9 @@ class InteractionFeatures(abc.ABC):
     def _approach(self, now: Gap, later: Gap, velocity: Tensor) -> Tensor:
         """The direction, the speed in it, and tanh(gap / reach): now, after a step without change, and there ten times
         finer."""
-        (direction, gap), (_, left) = now, later
+        (direction, gap), (_, next_gap) = now, later
         speed = (direction * velocity).sum(-1, keepdim=True)
-        return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, left, 10 * left))], -1)
+        return torch.cat([direction, speed, *((one / self.reach).tanh() for one in (gap, next_gap, 10 * next_gap))], -1)
 
     def own(self, properties: Tensor) -> Tensor:
         """Return the body's own features (..., N, C)."""

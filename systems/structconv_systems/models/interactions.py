@@ -15,11 +15,11 @@ __all__ = ["InteractionNetwork"]
 
 class InteractionNetwork(nn.Module):
     """v_(t+1) - v_t = g([sum of effects, o_n, h(x_n, o_n)]), with an effect f([r_e, o_s, o_r]) of each edge (Battaglia
-    et al. 2016, eq. 1 to 4): r is what is seen of a pair, o what a body is, x what never moves around it.
+    et al. 2016, eq. 1 to 4): r are features of a pair, o of a body, x of the fixed objects around it.
 
-    x is no part of what f reads: else a body's effects would tell of its wall as often as there are others. All that is
-    seen is divided by the greater of |5 %| and |95 %| of its values in training, a change of velocity by its root mean
-    square; see `fit`. A body that is held does not change. Effects are at first 0.
+    f does not read x: else the effects of a body would count its wall once for each other body. Features are divided by
+    the greater of |5 %| and |95 %| of their values in training, changes of velocity by their root mean square; see
+    `fit`. A fixed body does not change. Effects start at 0.
 
     Args:
         features: what the network reads. hidden: width of f, g and h. effects: channels of an effect.

@@ -25,23 +25,23 @@ class Luong(nn.Module):
     """p(y_t | y_<t, x) = softmax(W_s a_t), a_t = tanh(W_c [c_t; h_t]), h_t of a stack of LSTMs.
 
     The context c_t is the sum of the encoder's states s_m by the weights of `alignment(...)`: one layer whose Theta is
-    the half of W_c that is the context's. With input feeding the decoder reads [e_t; a_(t-1)], else e_t alone. Both
-    stacks read in one direction, the encoder the source from its end; the decoder begins with its last states.
+    the half of W_c for the context. With input feeding the decoder reads [e_t; a_(t-1)], else e_t alone. Both stacks
+    read in one direction, the encoder the source from its end; the decoder starts with its last states.
 
     Args:
         source_words, target_words: sizes of the vocabularies.
         embed: channels of words. hidden: H of all layers. layers: number of LSTMs in each stack.
-        score, window, radius, length: see `alignment`; without attention the score is None, and c_t is left out.
-            Words of a source after the first `length` words get no weight (section 3.1).
+        score, window, radius, length: see `alignment`; score=None has no attention and no c_t. Words of a source after
+            the first `length` get no weight (section 3.1).
         input_feeding: if True, the decoder reads the a_t of the word before (section 3.3).
         dropout: probability of dropout on the input of each layer and on a_t.
 
-    Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
-    logits (B, N, V) of the words that follow. Without input feeding all N words are looked up in one call of the
-    attention, else it takes N steps, over what it makes of the source once.
+    Calling it: source (B, M) and target (B, N) integers, padded with 0 at the end, the target beginning with 1 ->
+    logits (B, N, V) of the next words. Without input feeding one call of the attention serves all N words, else it
+    takes N steps over the source, which is prepared once.
 
-    Luong et al. (2015), eq. 5 to 10 and sections 3.1 to 3.3 (4 layers of 1000, D = 10). Unlike them: dropout of
-    the encoder's layers is the same for all words of a sentence.
+    Luong et al. (2015), eq. 5 to 10 and sections 3.1 to 3.3 (4 layers of 1000, D = 10). Unlike them: dropout of the
+    encoder's layers is the same for all words of a sentence.
 
     Raises:
         ConfigError: options contradict each other.
@@ -157,16 +157,16 @@ class LuongDecoding:
 
 def alignment(score: str, window: str = "global", *, radius: int | None = None, length: int | None = None,
               dim: int | None = None) -> mechanisms.Mechanism:
-    """The weights of Luong's attention, as an expression: a softmax of scores, over all inputs that exist ("global"),
-    over those within `radius` of the output's own place ("local-m"), or of a predicted one, times a Gaussian of
-    deviation radius / 2 around it ("local-p", eq. 9 and 10).
+    """Return the weights of Luong's attention as an expression: a softmax of scores over all inputs ("global"), over
+    those within `radius` of the output's position ("local-m"), or of a predicted one, times a Gaussian of deviation
+    radius / 2 around it ("local-p", eq. 9 and 10).
 
     Args:
         score: "location" (W h)_m, "dot" h s, "general" h W s, or "additive" v tanh(W h + U s) ("concat").
         radius: D, in windows. length: of the longest source, by location. dim: of additive scores.
 
     Raises:
-        ConfigError: an unknown score or window; a radius, a length or a dim too many, or too few.
+        ConfigError: a score or window is unknown; a radius, length or dim is missing or not allowed.
 
     Example:
 

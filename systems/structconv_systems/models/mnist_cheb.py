@@ -28,16 +28,15 @@ def pixel_graph(height: int, width: int, neighbors: int = 8) -> Graph:
 
 
 class GraphLeNet(nn.Module):
-    """Logits of signals on a graph: for each level max over clusters of ReLU(sum_k T_k(L)^T x Theta_k + b), then a
-    network with one hidden layer.
+    """Logits of signals on a graph: for each level the maximum over clusters of ReLU(sum_k T_k(L)^T x Theta_k + b),
+    then a network with one hidden layer.
 
     GC32-P4-GC64-P4-FC512 by default (Defferrard et al. 2016, section 5.1, table 1). P4 is the maximum over clusters of
-    nodes that are paired twice, see `coarsened`; there are no fake nodes, for the clusters are pooled as they are.
+    nodes that are paired twice, see `coarsened`, without fake nodes.
 
     Args:
-        graph: the graph of the N numbers of a signal. classes: number of logits. channels: channels of each level.
-            order: K, polynomials of a filter. hidden: channels of the hidden layer. dropout: probability of dropout on
-            these.
+        graph: of the N numbers of a signal. classes: number of logits. channels: of each level. order: K, polynomials
+            of a filter. hidden: channels of the hidden layer. dropout: probability of dropout on these.
 
     Calling it: signals (B, N), or images (B, H, W) of N pixels -> (B, classes).
 

@@ -17,7 +17,7 @@ __all__ = ["Ensemble", "MessagePassing"]
 class MessagePassing(nn.Module):
     """h_n = GRU(h_n, sum_(e: m -> n) h_m A(e) + b), T times from h_n = relu(W x_n); y = f(readout of [h_n; x_n] W').
 
-    The matrix A(e) = Theta_0 + sum_k g_k(e) Theta_k is made of a bond's attributes by the edge network g. Messages and
+    The edge network g maps the attributes of a bond to the matrix A(e) = Theta_0 + sum_k g_k(e) Theta_k. Messages and
     the gated unit are the same in each step (Gilmer et al. 2017, eq. 1 and 2, section 5: "edge network", "set2set").
 
     Args:
@@ -25,10 +25,10 @@ class MessagePassing(nn.Module):
         channels: C of h. edge_hidden: units of g. message_steps: T.
         readout: "set2set", or another kind of `GraphPool`. readout_steps: of set2set.
         dropout: of hidden units of f.
-        mean, deviation: of what is predicted; f predicts it standardized.
+        mean, deviation: of the targets; f predicts them standardized.
 
-    Calling it: x (N, P) of the atoms and a graph, or a `batch` of B of them -> (B,). O(T N K C^2) flops, or
-    O(T (U K + E) C^2) where bonds are of U kinds; never a matrix for each bond.
+    Calling it: x (N, P) of the atoms and a graph, or a `batch` of B of them -> (B,). O(T N K C^2) flops, or O(T (U K +
+    E) C^2) for U kinds of bonds; never a matrix for each bond.
 
     Example:
 

@@ -15,8 +15,8 @@ FUNCTIONS = ("none", *NonLocalBlock.FUNCTIONS)
 
 
 class NonLocalNetwork(nn.Module):
-    """Logits W mean_n h_n of pixels: h = conv 3x3/2, conv 3x3, x + block, conv 3x3/2 of an image, a norm over the batch
-    and a ReLU behind each conv.
+    """Logits W mean_n h_n of pixels: h = conv 3x3/2, conv 3x3, x + block, conv 3x3/2 of an image, each conv with a
+    batch norm and a ReLU.
 
     Without a block a pixel of h has a receptive field of 11 x 11, and the logits are a mean over such patches, so that
     they cannot depend on the relation of two patches. With a block, x_n + (sum_m f(x_m, x_n) x_m V) O / C(x), each
@@ -26,7 +26,7 @@ class NonLocalNetwork(nn.Module):
         classes: number of logits. function: f, see `NonLocalBlock`, or "none". channels: channels of the layers; the
             first has half of them. inner: channels within the block.
 
-    Calling it: images (B, H, W) -> (B, classes). The block stands where pixels are H / 2 x W / 2.
+    Calling it: images (B, H, W) -> (B, classes). The block reads H / 2 x W / 2 pixels.
 
     Example:
 
@@ -52,10 +52,10 @@ class NonLocalNetwork(nn.Module):
 
     @torch.no_grad()
     def looks(self, image: Tensor, place: tuple[int, int]) -> Tensor:
-        """The weights of all pixels for the one at this place of the block, (H / 2, W / 2), of one image (H, W).
+        """Return the weights of all pixels for the one at a place of the block, (H / 2, W / 2), of one image (H, W).
 
         Raises:
-            ConfigError: a model without a block.
+            ConfigError: the model has no block.
         """
         if self.block is None:
             raise ConfigError("looks", "the model must have a block", "NonLocalNetwork(function='none')")

@@ -111,9 +111,9 @@ class Circle(Space):
 
 def directions(x: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
     """Return for each edge the unit vector (..., E, 2) from sender to receiver, and the distance (..., E, 1)."""
-    apart = x[..., graph.target, :2] - x[..., graph.source, :2]
-    distance = apart.norm(dim=-1, keepdim=True).clamp(min=_NEAR)
-    return apart / distance, distance
+    offset = x[..., graph.target, :2] - x[..., graph.source, :2]
+    distance = offset.norm(dim=-1, keepdim=True).clamp(min=_NEAR)
+    return offset / distance, distance
 
 
 def differences(x: Tensor, graph: Graph) -> Tensor:

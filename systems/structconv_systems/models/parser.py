@@ -27,19 +27,18 @@ class Parser(nn.Module):
 
     Args:
         words, tags, relations: sizes of the vocabularies, with 0 for padding. `tags=None` reads no tags.
-        characters: size of the alphabet, or none; then a max-pooled convolution of width 3 over its letters is added to
-            a word.
+        characters: size of the alphabet; a max-pooled convolution of width 3 over its letters is then added to a word.
         embed: channels of words, of tags, and of letters' features. hidden: channels of each direction of the LSTMs.
         arc, label: channels of the perceptrons for heads and for relations.
         scores: of heads, "biaffine" or "additive", v^T tanh(W d + U h) (Kiperwasser and Goldberg 2016), a baseline.
         dropout: probability of dropout of whole words and tags, with rescaling, and of all later layers, by sentence.
 
-    Calling it: words, tags (B, N) integers, filled up with 0 at the end, letters (B, N, L) where there are characters
-    -> scores of heads (B, M, N), -inf of padding, and of relations (B, relations, M, N). Head 0 is the root and head m
-    the m-th word, as in CoNLL-U. O(B M N (arc + relations label)) flops beside the LSTMs.
+    Calling it: words, tags (B, N) integers, padded with 0 at the end, and letters (B, N, L) with `characters` -> scores
+    of heads (B, M, N), -inf for padding, and of relations (B, relations, M, N). Head 0 is the root and head m the m-th
+    word, as in CoNLL-U. O(B M N (arc + relations label)) flops besides the LSTMs.
 
     Dozat and Manning (2017), sections 2.1 and 2.2, table 1 (3 layers of 400, perceptrons of 500 and 100, dropout 0.33).
-    Unlike them: no pretrained vectors; letters; no dropout between the steps of an LSTM; no orthogonal draws.
+    Unlike them: no pretrained vectors; letters; no dropout between the steps of an LSTM; no orthogonal initialization.
 
     Example:
 

@@ -23,8 +23,8 @@ POOLINGS = ("max", "attention", "both")
 class Pervasive(nn.Module):
     """P(y_n | y_<n, x) = softmax(E W pool_m h_nm), h of a network of causal convolutions over the grid of pairs (n, m).
 
-    f_0 of a pair is W_0 [y_(n-1); x_m]: each side is multiplied by its half of W_0 first. A layer of the
-    network adds G channels to those before it (Huang et al. 2017): with h = relu norm W_l [f_0 ... f_(l-1)]
+    f_0 of a pair is W_0 [y_(n-1); x_m]: each side is multiplied by its half of W_0 first. A layer of the network adds G
+    channels to those before it (Huang et al. 2017): with h = relu norm W_l [f_0 ... f_(l-1)]
 
         f_l = relu norm Conv(Cuboid((R + 1, k), padding=((R, 0), (R, R))), H, G)(h), R = (k - 1) / 2,
 
@@ -37,16 +37,16 @@ class Pervasive(nn.Module):
         embed: channels of words; the output's weights are the embeddings of the target. channels: channels of f_0.
         layers: number of layers. growth: G. hidden: H. kernel: k, odd.
         pooling: "max", "attention" or "both".
-        positions: positions of words, see `Tokens`. The paper has "none"; a network of few layers, which reads L R rows
-            back, needs some.
+        positions: of words, see `Tokens`. The paper has "none"; a network of few layers, which reads L R rows back,
+            needs some.
         dropout: probability of dropout on words, on each f_l, and on the pooled channels.
 
-    Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
-    logits (B, N, V) of the words that follow. O(B N M) pairs, all at once; a step of decoding is one row of the grid.
+    Calling it: source (B, M) and target (B, N) integers, padded with 0 at the end, the target beginning with 1 ->
+    logits (B, N, V) of the next words. O(B N M) pairs, all at once; a step of decoding is one row of the grid.
 
     Elbayad et al. (2018), section 3 (24 layers, G = 32, H = 128, words of 128). Unlike them: norms are over the
-    channels of a pair, not over a batch, so that a sentence has equal logits in every batch; and norm and relu follow
-    the layer that makes the channels, instead of preceding each layer that reads them.
+    channels of a pair, so that a sentence has equal logits in every batch; norm and relu follow the layer that makes
+    the channels instead of preceding each layer that reads them.
 
     Raises:
         ConfigError: a size is out of range, or the kernel is even.
@@ -84,7 +84,7 @@ class Pervasive(nn.Module):
 
     @torch.no_grad()
     def begin(self, source: Tensor) -> PervasiveDecoding:
-        """The decoding of sources (B, M); of a model in evaluation mode."""
+        """Return the decoding of sources (B, M); the model must be in evaluation mode."""
         return PervasiveDecoding(self, *self._columns(source))
 
     @torch.no_grad()

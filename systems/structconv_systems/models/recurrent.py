@@ -11,18 +11,17 @@ class Recurrent(nn.Module):
     """Layers of GRUs (Cho et al. 2014) or LSTMs (Hochreiter and Schmidhuber 1997), in one direction or in both.
 
     Each layer is torch's without biases, over inputs with one more channel, 1 at entries and 0 in padding, whose
-    weights are the bias. A zero state thus stays zero in padding (tanh(0) = 0), so that a backward layer starts at its
-    sequence without packing, lengths on the host or a reversed copy. The GRU is torch's, with the reset gate after the
-    product, without the bias inside of it.
+    weights are the bias. A zero state thus stays zero in padding (tanh(0) = 0), so that a backward layer starts at the
+    end of its sequence without packing, lengths on the host or a reversed copy. The GRU has torch's reset gate after
+    the product, without the bias inside of it.
 
     Args:
         kind: `nn.GRU` or `nn.LSTM`. in_channels: C. hidden: H of each direction. layers, bidirectional: as torch's.
-        dropout: probability of dropout on the inputs of each layer except the first, with one mask for all steps of a
-            sequence.
+        dropout: probability of dropout on the inputs of all layers but the first, one mask for all steps of a sequence.
 
     Calling it: x (B, L, C), keep (B, L) booleans -> states (B, L, H or 2 H), zero in padding, and the last states of
-    layers and directions (layers or 2 layers, B, H), of an LSTM the pair (h, c): those behind the last of the L
-    entries, padding included, and for the backward direction behind the first.
+    layers and directions (layers or 2 layers, B, H), of an LSTM the pair (h, c): after the last of the L entries,
+    padding included, and for the backward direction at the first.
 
     Example:
 

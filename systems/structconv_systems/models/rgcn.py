@@ -22,9 +22,9 @@ __all__ = ["EntityClassifier", "EntityTable", "LinkPredictor"]
 class EntityTable(nn.Module):
     """y_n = sum_r mean_(m: m -r-> n) e_mr + e_n + b: a `RelationalConv` of entities without features, x = I.
 
-    Then x_m Theta_r is row m of Theta_r. Of these K M rows only those are held, and trained, that some triple asks for:
-    one for each different pair (m, r) of its head and its relation, U <= T of them. All others would never get a
-    gradient. The basis leads from these U pairs to N entities, A[(m, r), n] = 1 / (neighbors of n under r).
+    x_m Theta_r is row m of Theta_r. Only the rows of the U <= T different pairs (m, r) of heads and relations are
+    stored and trained; the others of these K M rows would never get a gradient. The basis leads from these U pairs to N
+    entities, A[(m, r), n] = 1 / (neighbors of n under r).
 
     Args:
         graph: whose pairs have rows. channels: Q.
@@ -32,7 +32,7 @@ class EntityTable(nn.Module):
     Calling it: the same graph, or one of some of its triples -> (N, Q). O(T Q) flops, O((U + N) Q) memory.
 
     Raises:
-        StructureError: in a call, a graph of other numbers of entities or relations, or with a pair that has no row.
+        StructureError: in a call, the graph has other numbers of entities or relations, or a pair without a row.
 
     Example:
 

@@ -19,10 +19,10 @@ class RNNsearch(nn.Module):
     """p(y_i | y_<i, x) = softmax(W_o maxout(U_o s_i + V_o e_i + C_o c_i)), s_i = GRU(s_(i-1), W e_i + C c_i).
 
     e_i embeds y_(i-1), h_m joins the states of both directions of the encoder, and s_0 = tanh(W_s h_1), of its backward
-    half. The context is c_i = sum_m a_mi h_m, a = softmax_m(v^T tanh(W_a s_(i-1) + U_a h_m)): one layer, whose basis
-    is additive scores and whose Theta is [C, C_o], so that each state of the source is multiplied by it once.
+    half. The context is c_i = sum_m a_mi h_m, a = softmax_m(v^T tanh(W_a s_(i-1) + U_a h_m)): one layer with additive
+    scores whose Theta is [C, C_o], so that each state of the source is multiplied by it once.
 
-    Without attention c_i is, at all steps, the last states of both directions, a fixed summary; all else is equal.
+    Without attention c_i is the last states of both directions at all steps, a fixed summary; all else is equal.
 
     Args:
         source_words, target_words: sizes of the vocabularies.
@@ -31,9 +31,9 @@ class RNNsearch(nn.Module):
         attention: if True, the decoder attends to the states of all source words.
         dropout: probability of dropout on embedded words and on the maxout.
 
-    Calling it: source (B, M) and target (B, N) integers, filled up with 0 at the end, the target beginning with 1 ->
-    logits (B, N, V) of the words that follow. O(M + N) steps one after the other; a step of the decoder costs O(B M D)
-    beside its products.
+    Calling it: source (B, M) and target (B, N) integers, padded with 0 at the end, the target beginning with 1 ->
+    logits (B, N, V) of the next words. O(M + N) sequential steps; a step of the decoder costs O(B M D) besides its
+    products.
 
     Bahdanau et al. (2015), sections 3.1, 3.2, A.1.2 and A.2 (1000 states, words of 620, a maxout of 500); Cho et al.
     (2014), section 2.2. Unlike them: the reset gate is after the product, as in torch; the encoder is bidirectional

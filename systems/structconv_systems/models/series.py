@@ -65,17 +65,16 @@ class LastValue(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """y_n = last + s d_n, d_n = W_o [s_n; c_n], s_n = GRU(s_(n-1), [d_(n-1); c_n]), with c_n from the states h_m of a
-    GRU.
+    """y_n = last + s d_n, d_n = W_o [s_n; c_n], s_n = GRU(s_(n-1), [d_(n-1); c_n]), c_n from the states h_m of a GRU.
 
-    An entry m holds `patch` readings one after the other, so that the encoder makes T / patch steps and the decoder
-    horizon / patch. It reads them standardized, the missing ones as the last before them, with which are observed.
+    An entry m holds `patch` consecutive readings, so that the encoder makes T / patch steps and the decoder horizon /
+    patch. It reads them standardized, missing ones as the last before them, and which are observed.
 
     - "none": c_n is the last h_m, a fixed summary (Cho et al. 2014).
     - "content": c_n = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m)) h_m (Bahdanau et al. 2015).
     - "period": c_kn = sum_m softmax_m(v^T tanh(W s_(n-1) + U h_m) + pi_k[m - n]) h_km, where h_k is the k-th block of
-      channels and pi_k a learned number for each distance m - n, the outputs standing behind the inputs: what lies a
-      period back can have a weight of its own. h_m is scaled by exp(-mu g_m), mu > 0 learned and g_m the steps since
+      channels and pi_k a learned number for each distance m - n to the outputs after the inputs, so that readings a
+      period ago can get a weight of their own. h_m is scaled by exp(-mu g_m), mu > 0 learned and g_m the steps since
       the last observed reading. All else is equal.
 
     Args:
@@ -84,12 +83,12 @@ class Forecaster(nn.Module):
         align: D of the scores; default: H / 2. dropout: probability of dropout on [s_n; c_n].
         mean, deviation: constants that standardize the readings.
 
-    Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings. O((T + horizon)
-    / patch) steps one after the other; one of the decoder costs O(B D T / patch) beside its products.
+    Calling it: readings and which are observed, (B, T) -> (B, horizon), in the unit of the readings, in O((T + horizon)
+    / patch) sequential steps; one of the decoder costs O(B D T / patch) besides its products.
 
-    After Cinar et al. (2017, 2018), whose pi^(1) has a scalar for each distance, as one head, whose pi^(2) a vector,
-    as K = H; exp(-mu g) weighs padded values. Unlike them: pi is added to the score, and so multiplies weights, where
-    theirs multiplies h_m inside of the tanh; GRUs; patches; what is forecast is the change since the last value.
+    After Cinar et al. (2017, 2018): pi^(1) has a scalar for each distance, as one head, pi^(2) a vector, as K = H;
+    exp(-mu g) weighs padded values. Unlike them: pi is added to the score, and so multiplies weights, where theirs
+    multiplies h_m inside of the tanh; GRUs; patches; the forecast is the change since the last value.
 
     Raises:
         ConfigError: options contradict each other.

@@ -29,11 +29,10 @@ class TourModel(nn.Module):
         channels: P of the nodes. heads: K, for the encoder and the glimpse; D = P / K.
         layers: number of blocks of the encoder. hidden: channels of their networks. clip: C.
 
-    Calling it: points (B, N, 2) in the unit square, any number of them, and tours (B, N), the nodes in the order in
-    which they are visited -> log p of each node at its step, (B, N). All steps at once: with the nodes in the order of
-    their visits, the last one first, those that are left to a step are those that do not come behind its own, so that
-    the mask is `Causal()`. O(N^2 P) flops a sample beside the projections, as a block of the encoder. In another order
-    of the points a tour has the same log p.
+    Calling it: points (B, N, 2) in the unit square, any number of them, and tours (B, N), the nodes in the order of
+    their visits -> log p of each node at its step, (B, N), all steps at once: with the nodes in reverse order of their
+    visits the mask of the remaining nodes is `Causal()`. O(N^2 P) flops a sample besides the projections, as a block of
+    the encoder. The order of the points does not change log p.
 
     Kool, van Hoof and Welling (2019), section 3 (P = 128, 3 layers, K = 8, hidden 512, C = 10).
 
@@ -78,7 +77,7 @@ class TourModel(nn.Module):
 
     @torch.no_grad()
     def begin(self, points: Tensor) -> TourDecoding:
-        """The decoding of points (B, N, 2), from the token `BEGIN` on; of a model in evaluation mode."""
+        """Return the decoding of points (B, N, 2), from the token `BEGIN` on; the model must be in evaluation mode."""
         return TourDecoding(self, self.encode(points))
 
 

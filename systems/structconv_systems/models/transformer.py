@@ -34,18 +34,17 @@ class Transformer(nn.Module):
         positions, length: added to the embeddings; see `Tokens`.
         tied: if True, the output's weights are the embeddings of the target, and a common vocabulary has common
             embeddings (section 3.4).
-        encoder_mechanism, decoder_mechanism, source_mechanism: in place of that above the self-attention of the
-            encoder, of the decoder, and its attention to the source: a mechanism, whose heads carry D channels each, or
-            a function of the layer's number, which gives one or a layer C -> C. Those of a decoder need
-            `.masked(keep=Causal())`, those to the source `.masked(keep=STRUCTURE_IF_GIVEN)`.
-        packed: sentences lie side by side in all layers, without padding, which is faster; how many entries these have
-            then depends on the tokens. Else, and under `torch.export` and `torch.compile`, which must know all sizes
-            without looking at tokens, they are padded, and mechanisms of the encoder need
-            `.masked(keep=STRUCTURE_IF_GIVEN)`. The attribute `packed` may be set at any time: the weights are the
-            same, and so are the logits.
+        encoder_mechanism, decoder_mechanism, source_mechanism: replace the self-attention of the encoder, of the
+            decoder, and its attention to the source: a mechanism, whose heads have D channels each, or a function of
+            the layer's number that returns one or a layer C -> C. Those of a decoder need `.masked(keep=Causal())`,
+            those to the source `.masked(keep=STRUCTURE_IF_GIVEN)`.
+        packed: concatenate sentences without padding, which is faster; sizes then depend on the tokens. Otherwise, and
+            always under `torch.export` and `torch.compile`, sentences are padded, and mechanisms of the encoder need
+            `.masked(keep=STRUCTURE_IF_GIVEN)`. You may set the attribute `packed` at any time: weights and logits are
+            the same.
 
-    Tokens are integers, padded with 0 behind the end of a sentence. O(M^2 + N M + N^2) pairs a head and block of a
-    sentence, and O((M + N) C (C + hidden)) flops of products.
+    Tokens are integers, padded with 0 at the end. O(M^2 + N M + N^2) pairs for each head, block and sentence, and O((M
+    + N) C (C + hidden)) flops of products.
 
     Vaswani et al. (2017), section 3 (512 channels, 6 layers, 8 heads, hidden 2048).
 
@@ -109,12 +108,13 @@ class Transformer(nn.Module):
         return self._logits(targets.padded(h))
 
     def encode(self, source: Sentences) -> Tensor:
-        """The entries of the source, (T, C), or (B, M, C) where they are padded."""
+        """Return the entries of the source, (T, C), or padded (B, M, C)."""
         return cast(Tensor, self.encoder(_embedded(self.tokens[0], source), source.structure))
 
     @torch.no_grad()
     def begin(self, source: Tensor) -> StackDecoding:
-        """The decoding of sources (B, M), whose keys and values are made once; of a model in evaluation mode."""
+        """Return the decoding of sources (B, M), with prepared keys and values; the model must be in evaluation mode.
+        """
         sources = Sentences.of(source, packed=self.packed)
         entries = sources.padded(self.encode(sources))
         pairs = None if bool(sources.keep.all()) else Padding(sources.keep)

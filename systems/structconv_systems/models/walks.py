@@ -81,23 +81,23 @@ def entries(graph: KnowledgeGraph, heads: Tensor, length: int = 2) -> Tensor:
 class WalkScores(nn.Module):
     """s_r(m, n) = sum_i theta_ir A_i[m, n] + sum_ij theta_ijr (A_i A_j)[m, n], over all relations i and j.
 
-    `Relations(K, None).mix(K) + (Relations(K, None) @ Relations(K, None)).mix(K)`, a basis of scores that is read
-    itself, without a Theta behind it; of the walks that were `learned` the second part is `Walks(["i.j", ...]).mix(K)`.
-    A_i[m, n] is 1 where the triple (m, i, n) is known, A_i A_j counts the walks from m over i and then j to n; what is
-    learned is by how much each walk speaks for each relation, whoever walks it: no number belongs to an entity.
+    `Relations(K, None).mix(K) + (Relations(K, None) @ Relations(K, None)).mix(K)`, a basis of scores without a Theta;
+    with the `learned` walks the second part is `Walks(["i.j", ...]).mix(K)`. A_i[m, n] is 1 if the triple (m, i, n) is
+    known, A_i A_j counts the walks from m over i and then j to n. The model learns how much each walk supports each
+    relation; no number belongs to an entity.
 
     Args:
         relations: K, of the graphs that will come, inverses included.
         length: 2, or 1 for the first sum alone.
 
-    Calling it: a graph `with_inverses()`, in which no triple comes twice, and queries (B, 2) of a head m and a relation
-    r -> scores (B, N) of all tails. With `without`, the tail n of each query, they are the scores of the graph in which
-    the triple (m, r, n) and its inverse are absent: what trains then says nothing of itself. Those of heads that are
-    their own tail are as if the triple stayed. With W walks of two relations O(W K) flops and O(W + N^2 K) memory, or
-    in a large graph O(B N) and the walks from the heads.
+    Calling it: a graph `with_inverses()` without duplicate triples, and queries (B, 2) of a head m and a relation r ->
+    scores (B, N) of all tails. With `without`, the tail n of each query, the scores are those of the graph without the
+    triple (m, r, n) and its inverse, so that a training triple does not support itself; if m = n, the triple stays.
+    With W walks of two relations O(W K) flops and O(W + N^2 K) memory, or in a large graph O(B N) and the walks from
+    the heads.
 
     Raises:
-        StructureError: in a call, a graph of another number of relations, or too large a one.
+        StructureError: in a call, the graph has another number of relations, or is too large.
 
     Example:
 
@@ -131,10 +131,8 @@ class WalkScores(nn.Module):
         return y - self._of_itself(graph, head, relation, without) * (head != without).unsqueeze(-1)
 
     def learned(self, graph: KnowledgeGraph) -> tuple[list[tuple[str, str]], Tensor]:
-        """The walks (i, j) that have a weight for some relation, by name, and their weights (walks, K).
-
-        `Walks(walks).mix(weights)` is the second sum.
-        """
+        """Return the walks (i, j) with a weight for some relation, by name, and their weights (walks, K):
+        `Walks(walks).mix(weights)` is the second sum."""
         if self.pairs is None:
             return [], self.singles.new_empty(0, len(self.singles))
         pairs = self.pairs.detach()
@@ -166,12 +164,11 @@ class WalkScores(nn.Module):
         return weights.new_zeros(len(head)).index_add(0, place, weights[walks.kind[row], relation[place]])
 
     def _of_itself(self, graph: KnowledgeGraph, head: Tensor, relation: Tensor, tail: Tensor) -> Tensor:
-        """Return the part of the scores (B, N) of r from m that comes from the triples (m, r, n) and (n, r^-1, m), for
-        m != n.
+        """Return the part of the scores (B, N) of r from m that comes from the triples (m, r, n) and (n, r^-1, m), m !=
+        n.
 
-        Without them A_i becomes A_i - E_i, so that A_i A_j loses E_i A_j + A_i E_j - E_i E_j: the walks n -> over any j
-        behind the triple, those over a loop i at m before it, and those over any other i from m to n and back.
-        """
+        Without them A_i becomes A_i - E_i, so that A_i A_j loses E_i A_j + A_i E_j - E_i E_j: the walks over any j
+        after the triple, those over a loop i at m before it, and those over any other i from m to n and back."""
         at_tail = self.singles.diagonal()[relation]
         if self.pairs is None:
             return _at(at_tail.new_zeros(len(tail), graph.num_entities), tail, at_tail)

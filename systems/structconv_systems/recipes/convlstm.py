@@ -22,7 +22,7 @@ __all__ = ["RUNNER", "VideoTask", "network", "videos_of"]
 
 _CONVOLUTION, _WITHOUT, _WIDE, _MEAN = "convlstm", "lstm", "lstm-wide", "mean-frame"
 #: Numbers of videos: in a batch of forecasts, in the mean frame, in the animation.
-_MANY, _MEANT, _SHOWN = 50, 500, 3
+_BATCH, _AVERAGED, _SHOWN = 50, 500, 3
 
 
 def videos_of(recipe: MovingDigits) -> Parts[Videos]:
@@ -64,7 +64,7 @@ def network(recipe: MovingDigits, name: str) -> ConvLSTM:
 
 def _some(videos: Parts[Videos]) -> Tensor:
     """Return the first training videos."""
-    return videos["train"].at(torch.arange(min(_MEANT, len(videos["train"]))))
+    return videos["train"].at(torch.arange(min(_AVERAGED, len(videos["train"]))))
 
 
 class VideoTask(BatchTask):
@@ -91,7 +91,7 @@ class VideoTask(BatchTask):
 def _figures(videos: Parts[Videos], history: int, model: nn.Module, part: str) -> dict[str, float]:
     """Cross-entropy and squared error of a frame, summed over its pixels: the mean, and of the first and the last."""
     sums: Any = 0
-    for chosen in torch.arange(len(videos[part])).split(_MANY):
+    for chosen in torch.arange(len(videos[part])).split(_BATCH):
         frames = videos[part].at(chosen)
         logits, target = model(frames[:, :history]), frames[:, history:]
         entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none")

@@ -27,7 +27,7 @@ _DECIDE = ("gravity", "balls")
 _MANY, _SCALED, _DRAWN, _EVERY = 500, 5000, 250, 20
 
 
-class Seen(NamedTuple):
+class Transitions(NamedTuple):
     """States (S, N, 4), properties (S, N, A), and the changes of velocity in the step that follows, (S, N, 2)."""
 
     states: Tensor
@@ -45,13 +45,13 @@ class Steps:
     def __len__(self) -> int:
         return len(self.simulations) * (self.simulations.states.shape[1] - 1)
 
-    def at(self, rows: Tensor) -> Seen:
+    def at(self, rows: Tensor) -> Transitions:
         times = self.simulations.states.shape[1] - 1
         simulation, time = rows // times, rows % times
         before, after = (self.simulations.states[simulation, at] for at in (time, time + 1))
-        return Seen(before, self.simulations.properties[simulation], (after - before)[..., 2:])
+        return Transitions(before, self.simulations.properties[simulation], (after - before)[..., 2:])
 
-    def some(self, count: int) -> Seen:
+    def some(self, count: int) -> Transitions:
         """Return about `count` steps, evenly spaced."""
         return self.at(torch.arange(0, len(self), max(1, len(self) // count)))
 
@@ -124,12 +124,12 @@ def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtoni
     """Return the system of so many bodies, and its features."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
-        return space, views.SpaceFeatures(space.step * space.every)
+        return space, views.SpaceFeatures(space.interval)
     if name == "balls":
         box = Balls(bodies=bodies)
-        return box, views.BoxFeatures(box.step * box.every, box.box)
+        return box, views.BoxFeatures(box.interval, box.box)
     row = String(bodies=bodies)
-    return row, views.StringFeatures(row.step * row.every, row.length, row.disk)
+    return row, views.StringFeatures(row.interval, row.length, row.disk)
 
 
 def network(recipe: options.Interactions, motion: Motion, relations: bool = True) -> InteractionNetwork:

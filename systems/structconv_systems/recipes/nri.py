@@ -23,7 +23,7 @@ from structconv_systems.recipes.options import physics as options
 
 __all__ = ["RUNNER", "Motion", "SupervisedTask", "UnsupervisedTask", "network", "simulations_of"]
 
-_ALONE, _TOLD, _MLP, _CORRELATION = "unsupervised", "supervised", "mlp", "correlation"
+_UNSUPERVISED, _SUPERVISED, _MLP, _CORRELATION = "unsupervised", "supervised", "mlp", "correlation"
 _PARTS = ("train", "val", "test")
 #: Simulations measured at a time.
 _MANY = 256
@@ -281,20 +281,20 @@ def _jobs(recipe: options.RelationalInference, run: Run | None) -> list[Job]:
     motion = Motion.scaled(recipe, simulations)
     supervised = dataclasses.replace(recipe, steps=recipe.supervised_steps)
     paper = recipe.as_paper()
-    beside = motion if recipe.model == "paper" else Motion.scaled(paper, simulations)
-    jobs = [*jobs_of(recipe, _ALONE, partial(UnsupervisedTask, motion=motion), UnsupervisedTask),
-            *jobs_of(supervised, _TOLD, partial(SupervisedTask, motion=motion), SupervisedTask)]
+    compared = motion if recipe.model == "paper" else Motion.scaled(paper, simulations)
+    jobs = [*jobs_of(recipe, _UNSUPERVISED, partial(UnsupervisedTask, motion=motion), UnsupervisedTask),
+            *jobs_of(supervised, _SUPERVISED, partial(SupervisedTask, motion=motion), SupervisedTask)]
     if recipe.model != "paper":
-        jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, motion=beside), UnsupervisedTask)
-    states, types = beside.states["train"][:2000, :recipe.times], beside.types["train"][:2000]
-    correlation = Correlation().fit(states, beside.graph, types)
-    return [*jobs, untrained_job(_CORRELATION, correlation, partial(_correlated, beside))]
+        jobs += jobs_of(paper, _MLP, partial(UnsupervisedTask, motion=compared), UnsupervisedTask)
+    states, types = compared.states["train"][:2000, :recipe.times], compared.types["train"][:2000]
+    correlation = Correlation().fit(states, compared.graph, types)
+    return [*jobs, untrained_job(_CORRELATION, correlation, partial(_correlated, compared))]
 
 
 @torch.no_grad()
 def _finish(recipe: options.RelationalInference, finished: Finished) -> None:
     """Draw the inferred graph and the predicted motion of a few test simulations."""
-    task: UnsupervisedTask = finished.task(_ALONE)
+    task: UnsupervisedTask = finished.task(_UNSUPERVISED)
     motion, model = task.motion, task.model
     probable = motion.logits(model.encoder, "test")[:_DRAWN].softmax(-1)[..., task._names().argsort()[1]]
     if recipe.system != "kuramoto":
@@ -313,11 +313,11 @@ def _laws(task: UnsupervisedTask) -> dict[str, tuple[Tensor, dict[str, Tensor]]]
     names = [int(task._names()[k]) for k in decoder.acting]
     system: Any = SYSTEMS[recipe.system](bodies=recipe.bodies)
     states = motion.states["val"] * motion.scale
-    apart = torch.pdist(states[0, 0, :, :2]) if len(states) < 2 else (
+    distances = torch.pdist(states[0, 0, :, :2]) if len(states) < 2 else (
         states[:, :, motion.graph.source, :2] - states[:, :, motion.graph.target, :2]).norm(dim=-1).flatten()
-    low, high = (float(apart.kthvalue(max(1, int(share * len(apart)))).values) for share in (0.02, 0.98))
+    low, high = (float(distances.kthvalue(max(1, int(share * len(distances)))).values) for share in (0.02, 0.98))
     distance = torch.linspace(low, high, 100)
-    learned = decoder.law(distance / motion.scale[0]) * motion.scale[2] / (system.step * system.every)
+    learned = decoder.law(distance / motion.scale[0]) * motion.scale[2] / system.interval
     if recipe.system == "springs":
         true = {1: -system.stiffness * distance}
     else:
@@ -347,7 +347,7 @@ def _draw(run: Run, task: UnsupervisedTask, place: int, probable: Tensor) -> Non
 
 def _show(recipe: options.RelationalInference, summary: dict[str, Any]) -> None:
     """Print the errors of the decoder."""
-    learned = next(row for name, row in summary["results"].items() if name.startswith(_ALONE))
+    learned = next(row for name, row in summary["results"].items() if name.startswith(_UNSUPERVISED))
     print_table(("mean squared error of", "units of the model"), [
         ("1 step", f"{learned['test_mse_1']:.2e}"),
         (f"{recipe.rollout} steps", f"{learned[f'test_mse_{recipe.rollout}']:.2e}"),

@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, StructureError
 from structconv.files import flush_folder, write_flushed
 from structconv_systems.data.text import sha256_of
 
-__all__ = ["Checkpoint", "Checkpoints", "pack", "unpack"]
+__all__ = ["Checkpoint", "Checkpoints"]
 
 _WEIGHTS, _STATE, _TREE, _MANIFEST = "weights.safetensors", "state.safetensors", "state.json", "manifest.json"
 #: Keys of what JSON cannot hold in the tree of a state.
