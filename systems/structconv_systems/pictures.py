@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +64,7 @@ def map_of(positions_N2: ArrayLike, values: Mapping[str, ArrayLike], *, label: s
     """Draw panels of the same points, colored by values (N,), all on one scale."""
     positions, rows = as_array(positions_N2), {k: as_array(v) for k, v in values.items()}
     figure, axes = _figure(len(rows))
-    low, high = min(row.min() for row in rows.values()), max(row.max() for row in rows.values())
+    low, high = _range(rows.values())
     for axis, (title, row) in zip(axes, rows.items(), strict=True):
         drawn = axis.scatter(*positions.T, c=row, s=12, vmin=low, vmax=high, cmap="viridis")
         _equal(axis, title)
@@ -79,8 +79,7 @@ def agreement(pairs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Drawing:
 
     numbers = {title: np.stack([as_array(part) for part in pair], -1) for title, pair in pairs.items()}
     figure, axes = _figure(len(numbers), 2.6)
-    low, high = (reduced([bound(points) for points in numbers.values()])
-                 for reduced, bound in ((min, np.min), (max, np.max)))
+    low, high = _range(numbers.values())
     for axis, (title, points) in zip(axes, numbers.items(), strict=True):
         root = float(np.sqrt(np.square(points[:, 0] - points[:, 1]).mean()))
         axis.plot((low, high), (low, high), color=INK, linewidth=0.8, zorder=1)
@@ -113,7 +112,7 @@ def videos(frames_THW: Mapping[str, ArrayLike]) -> Drawing:
     from matplotlib.figure import Figure
 
     rows = {title: as_array(video) for title, video in frames_THW.items()}
-    low, high = min(video.min() for video in rows.values()), max(video.max() for video in rows.values())
+    low, high = _range(rows.values())
     wide = max(video.shape[0] * video.shape[2] / video.shape[1] for video in rows.values())
     figure = Figure(figsize=(0.6 * wide, 0.8 * len(rows)), layout="constrained")
     for place, (title, video) in enumerate(rows.items(), 1):
@@ -151,7 +150,7 @@ def images_gif(frames_THW: Mapping[str, ArrayLike]) -> bytes:
     """Draw panels of videos (T, H, W), by title, all on one scale of greys."""
     videos = {title: as_array(video) for title, video in frames_THW.items()}
     figure, axes = _figure(len(videos))
-    low, high = min(video.min() for video in videos.values()), max(video.max() for video in videos.values())
+    low, high = _range(videos.values())
     shown = []
     for axis, (title, video) in zip(axes, videos.items(), strict=True):
         axis.set_title(title, fontsize=8)
@@ -170,6 +169,10 @@ def _figure(panels: int, inches: float = 2.2) -> tuple[Any, list[Any]]:
 
     figure = Figure(figsize=(panels * inches, inches + 0.3), layout="constrained")
     return figure, [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
+
+
+def _range(arrays: Collection[Any]) -> tuple[float, float]:
+    return min(array.min() for array in arrays), max(array.max() for array in arrays)
 
 
 def _bounds(ways: Sequence[ArrayLike]) -> tuple[Any, Any]:

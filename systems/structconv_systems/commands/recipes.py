@@ -120,9 +120,8 @@ def _resume(args: argparse.Namespace, rest: list[str]) -> int:
     no_more("resume", rest)
     run = Run.open(args.folder)
     entry, recipe = recipe_of(run)
-    if args.steps is None:
-        return _execute(entry, recipe, lambda recipe: run, args.json)
-    return _execute(entry, _longer(recipe, args.steps), lambda recipe: run, args.json, other=True)
+    longer = recipe if args.steps is None else _longer(recipe, args.steps)
+    return _execute(entry, longer, lambda recipe: run, args.json, other=args.steps is not None)
 
 
 def _longer(recipe: Any, steps: str) -> Any:

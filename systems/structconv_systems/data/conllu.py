@@ -7,6 +7,7 @@ from pathlib import Path
 
 from structconv.errors import DataError
 from structconv_systems.data.text import read_lines
+from structconv_systems.models.trees import cycle_of
 
 __all__ = ["Sentence", "read_conllu"]
 
@@ -123,21 +124,7 @@ def _check_tree(path: str | Path, lines: Sequence[int], heads: Sequence[int]) ->
     if len(roots) > 1:
         raise DataError(path, "one root of the sentence", f"words {roots[0]} and {roots[1]}, both with HEAD 0",
                         line=lines[roots[1] - 1])
-    cycle = _cycle(heads)
+    cycle = cycle_of([0, *heads])
     if cycle:
         raise DataError(path, "a tree", f"a cycle of heads, {' -> '.join(map(str, [*cycle, cycle[0]]))}",
                         line=lines[cycle[0] - 1])
-
-
-def _cycle(heads: Sequence[int]) -> list[int]:
-    """Return the words of a cycle, each before its head; nothing if the heads form a tree."""
-    reached = {0}
-    for word in range(1, len(heads) + 1):
-        way: list[int] = []
-        while word not in reached:
-            reached.add(word)
-            way.append(word)
-            word = heads[word - 1]
-        if word in way:
-            return way[way.index(word):]
-    return []

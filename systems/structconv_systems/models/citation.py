@@ -51,9 +51,7 @@ def gcn(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> 
         >>> gcn(5, 2).second.mechanism                     # see `CitationNetwork` for a call
         Adjacency(self_loops=True)
     """
-    adjacency = Adjacency(normalize="sym", self_loops=True)
-    return _glorot(CitationNetwork(SparseConv(adjacency, words, hidden), Conv(adjacency, hidden, classes, bias=False),
-                                   dropout=dropout, activation=F.relu))
+    return _convolutions(Adjacency(normalize="sym", self_loops=True), words, classes, hidden, dropout)
 
 
 def perceptron(words: int, classes: int, *, hidden: int = 16, dropout: float = 0.5) -> CitationNetwork:
@@ -65,8 +63,7 @@ def perceptron(words: int, classes: int, *, hidden: int = 16, dropout: float = 0
         >>> perceptron(5, 2).second.mechanism              # see `CitationNetwork` for a call
         Identity()
     """
-    return _glorot(CitationNetwork(SparseConv(Identity(), words, hidden),
-                                   Conv(Identity(), hidden, classes, bias=False), dropout=dropout, activation=F.relu))
+    return _convolutions(Identity(), words, classes, hidden, dropout)
 
 
 def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dropout: float = 0.5) -> CitationNetwork:
@@ -78,9 +75,7 @@ def chebyshev(words: int, classes: int, *, hidden: int = 16, order: int = 2, dro
         >>> chebyshev(5, 2).second.mechanism               # see `CitationNetwork` for a call
         Chebyshev(2)
     """
-    polynomials = Chebyshev(order=order)
-    return _glorot(CitationNetwork(SparseConv(polynomials, words, hidden),
-                                   Conv(polynomials, hidden, classes, bias=False), dropout=dropout, activation=F.relu))
+    return _convolutions(Chebyshev(order=order), words, classes, hidden, dropout)
 
 
 def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: float = 0.6,
@@ -105,6 +100,12 @@ def gat(words: int, classes: int, *, heads: int = 8, hidden: int = 8, dropout: f
         for vector in layer.mechanism.parameters():
             nn.init.zeros_(vector).requires_grad_(False)
     return network
+
+
+def _convolutions(mechanism: Mechanism, words: int, classes: int, hidden: int, dropout: float) -> CitationNetwork:
+    """Build two layers of a mechanism without parameters."""
+    return _glorot(CitationNetwork(SparseConv(mechanism, words, hidden), Conv(mechanism, hidden, classes, bias=False),
+                                   dropout=dropout, activation=F.relu))
 
 
 def _glorot(network: CitationNetwork) -> CitationNetwork:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from structconv import Graph, Mechanism, Powers
 from structconv.nn import ConvGRUCell, Linear
 from structconv.shapes import check_positive
+from structconv_systems.models.forecasts import Forecast
 
 __all__ = ["DCRNN", "Persistence", "diffusion", "sampled_share", "width_without_graph"]
 
@@ -84,7 +85,7 @@ class DCRNN(nn.Module):
         return (readings - cast(Tensor, self.mean)) / cast(Tensor, self.deviation)
 
 
-class Persistence(nn.Module):
+class Persistence(Forecast):
     """The last reading, at all of `horizon` steps to come; called as `DCRNN` is.
 
     Example:
@@ -93,10 +94,6 @@ class Persistence(nn.Module):
         >>> Persistence(horizon=2)(torch.tensor([[1.0], [2.0], [3.0]])).tolist()
         [[3.0], [3.0]]
     """
-
-    def __init__(self, horizon: int) -> None:
-        super().__init__()
-        self.horizon = check_positive("Persistence", "horizon", horizon)
 
     def forward(self, readings: Tensor, graph: Graph | None = None, known: Tensor | None = None) -> Tensor:
         return readings[..., -1:, :].expand(*readings.shape[:-2], self.horizon, -1)

@@ -61,6 +61,14 @@ class LinearForecast(nn.Module):
         return torch.cat([shifted, torch.ones_like(shifted[..., :1])], -1)
 
 
+class Forecast(nn.Module):
+    """A forecast of `horizon` steps without parameters."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.horizon = check_positive(type(self).__name__, "horizon", horizon)
+
+
 class SeasonalForecast(nn.Module):
     """The reading one period before: histories (..., T) without gaps -> (..., horizon).
 
@@ -82,7 +90,7 @@ class SeasonalForecast(nn.Module):
         return history[..., first:first + self.horizon]
 
 
-class MeanForecast(nn.Module):
+class MeanForecast(Forecast):
     """The mean of the observed readings of a history, 0 without any: readings (..., T) and booleans, default all
     observed -> (..., horizon).
 
@@ -93,17 +101,13 @@ class MeanForecast(nn.Module):
         [[2.0, 2.0]]
     """
 
-    def __init__(self, horizon: int) -> None:
-        super().__init__()
-        self.horizon = check_positive("MeanForecast", "horizon", horizon)
-
     def forward(self, values: Tensor, observed: Tensor | None = None) -> Tensor:
         observed = torch.ones_like(values, dtype=torch.bool) if observed is None else observed
         mean = (values * observed).sum(-1, keepdim=True) / observed.sum(-1, keepdim=True).clamp(min=1)
         return mean.expand(*values.shape[:-1], self.horizon)
 
 
-class ZeroForecast(nn.Module):
+class ZeroForecast(Forecast):
     """0 at all of `horizon` steps: the error of no forecast. Called as `MeanForecast` is.
 
     Example:
@@ -112,10 +116,6 @@ class ZeroForecast(nn.Module):
         >>> ZeroForecast(2)(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)).tolist()
         [[0.0, 0.0]]
     """
-
-    def __init__(self, horizon: int) -> None:
-        super().__init__()
-        self.horizon = check_positive("ZeroForecast", "horizon", horizon)
 
     def forward(self, values: Tensor, observed: Tensor | None = None) -> Tensor:
         return values.new_zeros(*values.shape[:-1], self.horizon)

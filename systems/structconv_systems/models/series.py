@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from structconv import Additive, ConfigError, Mechanism, RelativeBias
 from structconv.nn import Conv, Linear
-from structconv.shapes import check_choice, check_divides, check_positive
+from structconv.shapes import check_choice, check_divides
 from structconv.weights import EyeBlocks
+from structconv_systems.models.forecasts import Forecast
 
 __all__ = ["ATTENTION", "Forecaster", "History", "LastValue", "scores"]
 
@@ -45,7 +46,7 @@ class History(NamedTuple):
         return cls(filled, observed, times - last)
 
 
-class LastValue(nn.Module):
+class LastValue(Forecast):
     """The last observed reading, at all of `horizon` steps to come (persistence).
 
     Example:
@@ -54,10 +55,6 @@ class LastValue(nn.Module):
         >>> LastValue(2)(torch.tensor([[3.0, 5.0, 0.0]]), torch.tensor([[True, True, False]])).tolist()
         [[5.0, 5.0]]
     """
-
-    def __init__(self, horizon: int) -> None:
-        super().__init__()
-        self.horizon = check_positive("LastValue", "horizon", horizon)
 
     def forward(self, values: Tensor, observed: Tensor) -> Tensor:
         """Readings and which are observed, (B, T) -> (B, horizon)."""

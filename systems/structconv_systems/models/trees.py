@@ -79,7 +79,7 @@ def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
     while True:
         heads = table.argmax(0)
         heads[0] = 0
-        cycle = np.array(_cycle(heads.tolist()))
+        cycle = np.array(cycle_of(heads.tolist()))
         if not cycle.size:
             break
         others = np.setdiff1d(np.arange(len(table)), cycle)
@@ -96,8 +96,8 @@ def _arborescence(table: NDArray[Any]) -> NDArray[Any]:
     return heads
 
 
-def _cycle(heads: list[int]) -> list[int]:
-    """Return the entries of a cycle of heads, except the one of 0 with itself."""
+def cycle_of(heads: list[int]) -> list[int]:
+    """Return a cycle of heads, each entry before its head; nothing if all lead to entry 0, its own head."""
     seen = [-1] * len(heads)
     seen[0] = 0
     for start in range(1, len(heads)):

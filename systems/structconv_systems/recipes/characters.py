@@ -64,15 +64,11 @@ class Writer:
     def write(self, prompt: str, characters: int, *, temperature: float = 0.8, seed: int = 0,
               top_k: int | None = None, top_p: float | None = None) -> str:
         """Continue a prompt by this number of characters; without a prompt, begin a new line."""
-        begin = self._alphabet.encode(prompt or self._first).unsqueeze(0)
+        known = self._alphabet.characters
+        begin = self._alphabet.encode(prompt or ("\n" if "\n" in known else known[0])).unsqueeze(0)
         [drawn] = sample(self._model.begin(1), 1, begin=begin, end=None, most=characters, temperature=temperature,
                          top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed))
         return prompt + self._alphabet.decode(drawn)
-
-    @property
-    def _first(self) -> str:
-        known = self._alphabet.characters
-        return "\n" if "\n" in known else known[0]
 
 
 def writer(recipe: Characters, run: Run, progress: Progress) -> Writer:

@@ -43,15 +43,15 @@ def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
     finished.run.draw("encoder.png", _heads(recipe, tasks[_FIXED]),
                       "Heads of the encoder for a test sentence. Rows: subwords that are read; columns: subwords that "
                       "read.")
-    seconds: list[tuple[float, float]] = []
+    ratios = []
     for step in range(1, 22):
         times = []
         for task in (tasks[_LEARNED], tasks[_FIXED]):
             start = time.perf_counter()
             task.train_step(step)
             times.append(time.perf_counter() - start)
-        seconds.append((times[0], times[1]))
-    ratios = sorted(one / other for one, other in seconds[1:])
+        ratios.append(times[0] / times[1])
+    ratios = sorted(ratios[1:])
     return {"parameters": {name: parameters_of(task) for name, task in tasks.items()},
             "step_of_learned_over_fixed": ratios[len(ratios) // 2], "spread": [ratios[0], ratios[-1]]}
 

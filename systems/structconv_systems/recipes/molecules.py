@@ -44,6 +44,10 @@ class Table:
             raise DataError(recipe.path(recipe.file), "molecules for training, validation and the test", len(molecules))
         return table
 
+    def data(self, part: str) -> Data:
+        """Return the molecules of which `rows` chooses those of a part."""
+        return self.other if part == "test" and self.other is not None else self.molecules
+
     def rows(self, seed: int) -> Parts[list[int]]:
         """Return the molecules of each part with this seed."""
         other = {} if self.other is None else {"test": list(range(len(self.other)))}
@@ -102,10 +106,9 @@ class MoleculesTask(BatchTask):
     def _batches(self, part: str) -> list[tuple[Tensor, Graph, Tensor]]:
         """Return the batches of a part, which are kept, for it is measured many times."""
         if part not in self._measured_at:
-            other = self.table.other if part == "test" else None
-            data, rows = (self.table.molecules, self.rows[part]) if other is None else (other, range(len(other)))
+            data, rows = self.table.data(part), self.rows[part]
             cuts = [rows[first:first + _MANY] for first in range(0, len(rows), _MANY)]
-            self._measured_at[part] = [(*data.batch(cut), data.targets[list(cut)]) for cut in cuts]
+            self._measured_at[part] = [(*data.batch(cut), data.targets[cut]) for cut in cuts]
         return self._measured_at[part]
 
 
@@ -148,8 +151,7 @@ def _described(smiles: tuple[str, ...]) -> Any:
 
 
 def _forest_figures(table: Table, seed: int, model: nn.Module, part: str) -> dict[str, float]:
-    other = table.other if part == "test" else None
-    data, rows = (table.molecules, table.rows(seed)[part]) if other is None else (other, list(range(len(other))))
+    data, rows = table.data(part), table.rows(seed)[part]
     return errors(model(data.smiles)[rows], data.targets[rows], part)
 
 

@@ -51,14 +51,6 @@ class Numbered:
     relations: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Treebank:
-    """Sentences in three parts, ``train``, ``val`` and ``test``."""
-
-    vocabularies: Vocabularies
-    parts: Parts[list[Numbered]]
-
-
 def network(recipe: Parser, sizes: Vocabularies, scores: str = "biaffine") -> Model:
     """Build the model, by its scores of heads."""
     return Model(len(sizes.words), len(sizes.tags) if recipe.tags else None, len(sizes.relations),
@@ -72,20 +64,20 @@ class ParserTask(BatchTask):
     model: Model
     metric, higher = "val_las", True
 
-    def __init__(self, recipe: Parser, treebank: Treebank, scores: str, seed: int) -> None:
-        self.treebank, self.parts = treebank, treebank.parts
-        lengths = [len(sentence.words) for sentence in treebank.parts["train"]]
-        super().__init__(network(recipe, treebank.vocabularies, scores), recipe,
-                         Batches(lengths, cost=recipe.batch_words, seed=seed))
+    def __init__(self, recipe: Parser, sizes: Vocabularies, parts: Parts[list[Numbered]], scores: str, seed: int
+                 ) -> None:
+        self.parts = parts
+        lengths = [len(sentence.words) for sentence in parts["train"]]
+        super().__init__(network(recipe, sizes, scores), recipe, Batches(lengths, cost=recipe.batch_words, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        words, tags, letters, heads, relations = _padded([self.treebank.parts["train"][i] for i in samples])
+        words, tags, letters, heads, relations = _padded([self.parts["train"][i] for i in samples])
         count = float((words != PAD).sum())
         return self.model.loss(words, tags, heads, relations, letters) * count, count
 
     def figures(self, part: str) -> dict[str, float]:
         """Measure UAS and LAS in percent of all words, marks included, as is usual for Universal Dependencies."""
-        sentences = sorted(self.treebank.parts[part], key=lambda sentence: len(sentence.words))
+        sentences = sorted(self.parts[part], key=lambda sentence: len(sentence.words))
         right, both, count = 0, 0, 0
         for first in range(0, len(sentences), 64):
             words, tags, letters, heads, relations = _padded(sentences[first:first + 64])
@@ -117,16 +109,15 @@ def _numbered(sizes: Vocabularies, sentence: Sentence) -> Numbered:
 
 
 def _jobs(recipe: Parser, run: Run | None) -> list[Job]:
-    parts = {"train": read_conllu(recipe.path(recipe.train)), "val": read_conllu(recipe.path(recipe.valid)),
-             "test": read_conllu(recipe.path(recipe.test))}
+    files = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
+    parts = {part: read_conllu(recipe.path(file)) for part, file in files.items()}
     if recipe.sentences:
         parts["train"] = parts["train"][:recipe.sentences]
     sizes = Vocabularies.of(parts["train"], recipe.least)
     numbered = {name: [_numbered(sizes, sentence) for sentence in sentences] for name, sentences in parts.items()}
-    treebank = Treebank(vocabularies=sizes, parts=Parts(numbered, of="sentences"))
-    groups = {recipe.name: "biaffine", "additive": "additive"}
-    return [job for name, scores in groups.items()
-            for job in jobs_of(recipe, name, partial(ParserTask, treebank=treebank, scores=scores), ParserTask)]
+    task = partial(ParserTask, sizes=sizes, parts=Parts(numbered, of="sentences"))
+    return [job for name, scores in ((recipe.name, "biaffine"), ("additive", "additive"))
+            for job in jobs_of(recipe, name, partial(task, scores=scores), ParserTask)]
 
 
 def _finish(recipe: Parser, finished: Finished) -> None:
@@ -138,7 +129,7 @@ def _finish(recipe: Parser, finished: Finished) -> None:
 @torch.no_grad()
 def _picture(task: ParserTask) -> bytes:
     """Draw the heads of the words of a test sentence: probabilities, best tree, treebank."""
-    sentences = task.treebank.parts["test"]
+    sentences = task.parts["test"]
     chosen = next((sentence for sentence in sentences if 9 <= len(sentence.words) <= 14), sentences[0])
     words, tags, letters, heads, _ = _padded([chosen])
     scores, _ = task.model(words, tags, letters)

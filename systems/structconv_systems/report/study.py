@@ -15,8 +15,6 @@ from structconv_systems.train.run import Run
 
 __all__ = ["group_rows", "sentence", "study_page"]
 
-_KINDS = {".png": "png", ".gif": "gif"}
-
 
 def sentence(head: Mapping[str, Any]) -> str:
     """Return a headline as a sentence."""
@@ -52,8 +50,8 @@ def study_page(recipe: Measured, run: Run, columns: Mapping[str, str]) -> str:
     drawn = training_curves(run, {name: row["seconds"] for name, row in results.items()})
     curves = [figure(png, CURVES.format(metric.replace("_", " "))) for metric, png in drawn.items()]
     captions = run.captions
-    shown = [figure(path.read_bytes(), captions.get(path.stem, path.stem.replace("-", " ")), _KINDS[path.suffix])
-             for path in sorted((run.folder / "pictures").glob("*")) if path.suffix in _KINDS]
+    shown = [figure(path.read_bytes(), captions.get(path.stem, path.stem.replace("-", " ")), path.suffix[1:])
+             for path in sorted((run.folder / "pictures").glob("*")) if path.suffix in (".png", ".gif")]
     for title, pieces in (("Curves", curves), ("Pictures", shown), ("Other test data", _evaluations(run, columns))):
         if pieces:
             parts.append(section(title, pieces))

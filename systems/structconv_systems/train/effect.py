@@ -15,9 +15,6 @@ __all__ = ["LEARNED", "NOT_SHOWN", "NO_BASELINE", "ONE_SEED", "PARTLY", "REPRODU
 REPRODUCED, PARTLY, NOT_SHOWN = "reproduced", "partly", "not shown"
 NO_BASELINE = "no baseline is trained beside it"
 ONE_SEED = "one seed has no interval"
-_LEFT_OUT = "its groups were not trained"
-_NO_RATIO = "a figure is 0, and has no ratio"
-_LEVEL = 0.95
 #: A model has learned if the figure of its training steps fell below this share.
 LEARNED = 0.9
 
@@ -103,9 +100,9 @@ class Effect:
         """
         pairs = [pair for pair in self.pairs if set(pair) <= groups.keys()]
         if not pairs:
-            return Contrast(value=None, reason=_LEFT_OUT)
+            return Contrast(value=None, reason="its groups were not trained")
         if self.ratio and not all(figure > 0 for pair in pairs for name in pair for figure in groups[name]):
-            return Contrast(value=None, reason=_NO_RATIO)
+            return Contrast(value=None, reason="a figure is 0, and has no ratio")
         seeds = max(len(groups[name]) for pair in pairs for name in pair)
         gains = [min(self._gain(*(groups[name][0 if len(groups[name]) == 1 else seed] for name in pair))
                      for pair in pairs) for seed in range(seeds)]
@@ -159,7 +156,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
         return mean, None, None
     from scipy.stats import t
 
-    half = float(t.ppf((1 + _LEVEL) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 

@@ -312,19 +312,13 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     """Return versions, threads and machine, for the record of a run on a device; imports torch."""
     import torch
 
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    if device not in ("cpu", "cuda"):
+        name = f"{name} ({device})"
     return {"structconv": version("structconv"), "commit": _commit(), "packages": versions(PACKAGES),
             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
-            "processor": _name(device), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "processor": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": ["structconv", *sys.argv[1:]]}
-
-
-def _name(device: str) -> str:
-    """Return the name of the processor or graphics card."""
-    if device == "cpu":
-        return processor()
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else f"{processor()} ({device})"
 
 
 def _commit() -> str | None:

@@ -66,10 +66,9 @@ class Last(_Remembers):
     Example:
 
         >>> from structconv_systems.train.stopping import Last
-        >>> stopping = Last()
-        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
-        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
-        ([False, False, False, False], [False, False, False, False])
+        >>> rule = Last()
+        >>> [rule.update({"val_loss": loss}).keep for loss in (1.0, 0.9, 0.95, 0.96)]
+        [False, False, False, False]
     """
 
     def update(self, metrics: dict[str, float]) -> Verdict:
@@ -84,10 +83,9 @@ class LossWindow(_Remembers):
     Example:
 
         >>> from structconv_systems.train.stopping import LossWindow
-        >>> stopping = LossWindow(window=2)
-        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
-        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
-        ([False, False, False, False], [False, False, False, True])
+        >>> rule = LossWindow(window=2)
+        >>> [rule.update({"val_loss": loss}).stop for loss in (1.0, 0.9, 0.95, 0.96)]
+        [False, False, False, True]
     """
 
     def __init__(self, window: int = 10) -> None:
@@ -111,10 +109,9 @@ class Patience(_Remembers):
     Example:
 
         >>> from structconv_systems.train.stopping import Patience
-        >>> stopping = Patience(patience=2)
-        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
-        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
-        ([True, True, False, False], [False, False, False, False])
+        >>> rule = Patience(patience=2)
+        >>> [rule.update({"val_loss": loss, "val_accuracy": 0.5}).keep for loss in (1.0, 0.9, 0.95, 0.96)]
+        [True, True, False, False]
     """
 
     def __init__(self, patience: int = 100) -> None:
@@ -137,10 +134,9 @@ class BestAccuracy(_Remembers):
     Example:
 
         >>> from structconv_systems.train.stopping import BestAccuracy
-        >>> stopping = BestAccuracy()
-        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
-        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
-        ([True, True, False, False], [False, False, False, False])
+        >>> rule = BestAccuracy()
+        >>> [rule.update({"val_loss": loss, "val_accuracy": 0.5}).keep for loss in (1.0, 0.9, 0.95, 0.96)]
+        [True, True, False, False]
     """
 
     def __init__(self) -> None:
@@ -160,10 +156,9 @@ class Best(_Remembers):
     Example:
 
         >>> from structconv_systems.train.stopping import Best
-        >>> stopping = Best("val_loss", patience=2)
-        >>> verdicts = [stopping.update({"val_loss": loss, "val_accuracy": 0.5}) for loss in (1.0, 0.9, 0.95, 0.96)]
-        >>> [verdict.keep for verdict in verdicts], [verdict.stop for verdict in verdicts]
-        ([True, True, False, False], [False, False, False, True])
+        >>> rule = Best("val_loss", patience=2)
+        >>> [rule.update({"val_loss": loss}).stop for loss in (1.0, 0.9, 0.95, 0.96)]
+        [False, False, False, True]
     """
 
     def __init__(self, metric: str, *, higher: bool = False, patience: int = 0) -> None:
