@@ -58,7 +58,7 @@ def _finish(recipe: FixedHeads, finished: Finished) -> dict[str, Any]:
 
 def _heads(recipe: FixedHeads, task: TranslationTask) -> bytes:
     """Draw the bases of the encoder's layers for a test sentence."""
-    pairs = task.corpus.parts["test"]
+    pairs = task.parts["test"]
     place = telling(pairs.text)
     bases = layer_bases(task.model, pairs.sources[place].unsqueeze(0), pairs.targets[place][:1].unsqueeze(0))
     heads = [(f"layer {layer}, head {head}", matrix) for layer in range(recipe.layers)

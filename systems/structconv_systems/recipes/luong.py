@@ -31,14 +31,14 @@ def _jobs(recipe: Luong, run: Run | None) -> list[Job]:
 def _finish(recipe: Luong, finished: Finished) -> None:
     """Draw the attention of each row of the table while it reads the reference of a test sentence."""
     tasks = finished.tasks()
-    corpus = tasks[recipe.rows[0]].corpus
-    pairs = corpus.parts["test"]
+    first = tasks[recipe.rows[0]]
+    pairs = first.parts["test"]
     place = telling(pairs.text)
     source, target = pairs.sources[place], pairs.targets[place][:-1]
     with torch.no_grad():
         weights = {row: task.model.alignment(source, target).mT for row, task in tasks.items() if row != _NONE}
     if weights:
-        source_words, target_words = (" ".join(piece.strip() for piece in corpus.subwords.pieces(tokens))
+        source_words, target_words = (" ".join(piece.strip() for piece in first.subwords.pieces(tokens))
                                       for tokens in (source, pairs.targets[place][1:]))
         picture = basis_png(torch.stack(list(weights.values())), list(weights), x_label="target subword",
                             y_label="source subword")

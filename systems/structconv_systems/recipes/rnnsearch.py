@@ -28,7 +28,7 @@ def _jobs(recipe: RNNSearch, run: Run | None) -> list[Job]:
 def _finish(recipe: RNNSearch, finished: Finished) -> dict[str, Any]:
     """Measure BLEU of one to four test sentences in a row, and draw an alignment."""
     tasks = finished.tasks()
-    test = tasks[_WITH].corpus.parts["test"].text
+    test = tasks[_WITH].parts["test"].text
     lengths = {name: {1: finished.groups[name]["test_bleu"]["mean"]} for name in tasks}
     for count in range(2, 5):
         finished.progress.phase(f"translating {count} sentences in a row")

@@ -44,15 +44,7 @@ class Pairs:
         return len(self.text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Parallel text in three parts, ``train``, ``val`` and ``test``, over one vocabulary of subwords."""
-
-    subwords: Subwords
-    parts: Parts[Pairs]
-
-
-def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
+def read_corpus(recipe: Translation, run: Run | None = None) -> tuple[Subwords, Parts[Pairs]]:
     """Read the files; the subwords are those of the run, if it has any, else learned from the training files."""
     stems = {"train": recipe.train, "val": recipe.valid, "test": recipe.test}
     texts = {part: read_parallel(recipe.path(stem), recipe.from_language, recipe.to_language)
@@ -61,17 +53,13 @@ def read_corpus(recipe: Translation, run: Run | None = None) -> Corpus:
         texts["train"] = Parallel(source=texts["train"].source[:recipe.sentences],
                                   target=texts["train"].target[:recipe.sentences])
     subwords, num_alone = _subwords(recipe, texts["train"], run), len(texts["train"])
-    texts["train"] = _with_rows(texts["train"], recipe.in_a_row)
-    parts = {part: _encoded(text, subwords) for part, text in texts.items()}
+    rows = [in_a_row(texts["train"], count) for count in range(1, recipe.in_a_row + 1)]
+    texts["train"] = Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
+                              target=tuple(chain.from_iterable(row.target for row in rows)))
+    parts = {part: Pairs(text=text, sources=[_source(subwords, line) for line in text.source],
+                         targets=[_target(subwords, line) for line in text.target]) for part, text in texts.items()}
     parts["train"] = _shorter(recipe, parts["train"], num_alone)
-    return Corpus(subwords=subwords, parts=Parts(parts, of="pairs of sentences"))
-
-
-def _with_rows(text: Parallel, most: int) -> Parallel:
-    """Return the sentences, and those joined from two to `most` neighbors."""
-    rows = [in_a_row(text, count) for count in range(1, most + 1)]
-    return Parallel(source=tuple(chain.from_iterable(row.source for row in rows)),
-                    target=tuple(chain.from_iterable(row.target for row in rows)))
+    return subwords, Parts(parts, of="pairs of sentences")
 
 
 def _subwords(recipe: Translation, text: Parallel, run: Run | None) -> Subwords:
@@ -91,17 +79,18 @@ class TranslationTask(BatchTask):
         model: sources (B, M) and targets (B, N) -> logits (B, N, V); its `begin` decodes.
     """
 
-    def __init__(self, model: nn.Module, recipe: Translation, corpus: Corpus, seed: int) -> None:
-        self.recipe, self.corpus, self.parts = recipe, corpus, corpus.parts
-        train = corpus.parts["train"]
+    def __init__(self, model: nn.Module, recipe: Translation, subwords: Subwords, parts: Parts[Pairs], seed: int
+                 ) -> None:
+        self.recipe, self.subwords, self.parts = recipe, subwords, parts
+        train = parts["train"]
         lengths = [max(len(source), len(target)) for source, target in zip(train.sources, train.targets, strict=True)]
         super().__init__(model, recipe, Batches(lengths, cost=recipe.batch_tokens, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        return self._loss(self.corpus.parts["train"], samples, self.recipe.label_smoothing)
+        return self._loss(self.parts["train"], samples, self.recipe.label_smoothing)
 
     def figures(self, part: str) -> dict[str, float]:
-        pairs = self.corpus.parts[part]
+        pairs = self.parts[part]
         count = len(pairs.text)
         loss = mean_loss(self._loss(pairs, range(first, min(first + 64, count)), 0.0) for first in range(0, count, 64))
         result = {f"{part}_loss": loss, f"{part}_perplexity": math.exp(min(loss, 700.0))}
@@ -114,7 +103,7 @@ class TranslationTask(BatchTask):
 
     @property
     def translator(self) -> Translator:
-        return Translator(self.model, self.corpus.subwords, self.recipe)
+        return Translator(self.model, self.subwords, self.recipe)
 
     def _loss(self, pairs: Pairs, samples: Sequence[int], smoothing: float) -> tuple[Tensor, float]:
         source = pad_sequence([pairs.sources[sample] for sample in samples], batch_first=True, padding_value=PAD)
@@ -133,10 +122,10 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
         networks: by group, a number of subwords -> its model. options: of groups that train by others than the
             recipe's.
     """
-    corpus = read_corpus(recipe, run)
+    subwords, parts = read_corpus(recipe, run)
 
     def task(recipe: Translation, name: str, seed: int) -> TranslationTask:
-        return TranslationTask(networks[name](len(corpus.subwords)), recipe, corpus, seed)
+        return TranslationTask(networks[name](len(subwords)), recipe, subwords, parts, seed)
 
     return [job for name in networks
             for job in jobs_of((options or {}).get(name, recipe), name, partial(task, name=name), TranslationTask)]
@@ -145,7 +134,7 @@ def translation_jobs(recipe: Translation, run: Run | None, networks: Mapping[str
 def write_translated(run: Run, task: TranslationTask, *, weights: str = "attention weights") -> dict[str, Any]:
     """Write translations of the test sentences into ``translations.txt`` and, if the model has `weights`, draw an
     alignment; return sacrebleu's signature."""
-    text, own = task.corpus.parts["test"].text, task.translator
+    text, own = task.parts["test"].text, task.translator
     output = own.translate(text.source)
     run.write("translations.txt", "\n".join(output) + "\n")
     if weights:
@@ -176,13 +165,17 @@ class Translator:
     @torch.no_grad()
     def translate(self, lines: Sequence[str]) -> list[str]:
         """Translate lines in batches of similar length; the translation of a blank line is blank."""
-        sources = [_source(self._subwords, line) for line in lines]
+        recipe, sources = self._recipe, [_source(self._subwords, line) for line in lines]
         order = sorted((index for index, line in enumerate(lines) if line.strip()),
                        key=lambda index: len(sources[index]))
         output = [""] * len(lines)
         for first in range(0, len(order), 32):
             indices = order[first:first + 32]
-            for index, tokens in zip(indices, self._decoded([sources[index] for index in indices]), strict=True):
+            source = pad_sequence([sources[index] for index in indices], batch_first=True, padding_value=PAD)
+            decoded = beam(self._model.begin(source), len(indices), width=recipe.beam, begin=BEGIN, end=END,
+                           most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty,
+                           normalization="length")
+            for index, tokens in zip(indices, decoded, strict=True):
                 output[index] = self._subwords.decode(tokens)
         return output
 
@@ -194,11 +187,6 @@ class Translator:
         pieces = (self._subwords.pieces(tokens.tolist()) for tokens in (source_tokens, target_tokens[1:]))
         return alignment_png(self._model.alignment(source_tokens, target_tokens[:-1]), *pieces,
                              x_label="source subword", y_label="target subword")
-
-    def _decoded(self, sources: list[Tensor]) -> list[list[int]]:
-        recipe, source = self._recipe, pad_sequence(sources, batch_first=True, padding_value=PAD)
-        return beam(self._model.begin(source), len(sources), width=recipe.beam, begin=BEGIN, end=END,
-                    most=recipe.longest + _MOST_MORE, length_penalty=recipe.length_penalty, normalization="length")
 
 
 def translator(network: Callable[[Any, int], nn.Module], job: str, recipe: Translation, run: Run, progress: Progress,
@@ -215,11 +203,6 @@ def bleu(output: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
 
     metric = sacrebleu.metrics.BLEU()
     return float(metric.corpus_score(list(output), [list(references)]).score), str(metric.get_signature())
-
-
-def _encoded(text: Parallel, subwords: Subwords) -> Pairs:
-    return Pairs(text=text, sources=[_source(subwords, line) for line in text.source],
-                 targets=[_target(subwords, line) for line in text.target])
 
 
 def _source(subwords: Subwords, line: str) -> Tensor:
