@@ -11,7 +11,7 @@ from structconv.bases.pairs import Pairs
 from structconv.bases.sparse import Sparse
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 from structconv.shapes import alike, check_choice
 
 __all__ = ["Polynomial"]

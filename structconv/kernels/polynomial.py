@@ -18,8 +18,7 @@ from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
 from structconv.primitives.functions import transformed
 from structconv.primitives.layout import Csr
-from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
-from structconv.primitives.polynomials import Recurrence, polynomial_product
+from structconv.primitives.polynomials import Recurrence, polynomial_analysis, polynomial_product, polynomial_synthesis
 from structconv.shapes import check_alike
 from structconv.structures.graph import Graph
 from structconv.weights import Full, Weight

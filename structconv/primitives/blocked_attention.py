@@ -482,8 +482,8 @@ class _Gradients(NamedTuple):
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    total, grad, grad_shares = arguments[7:10]
-    *options, wants_diagonal, wants_rows = arguments[10:]
+    total, grad, grad_shares = arguments[5:8]
+    *options, wants_diagonal, wants_rows = arguments[8:]
     problem = _Problem.of((*arguments[:5], *options))
     grad_shares = grad_shares if problem.buckets else None
     with private.without_autocast(problem.q.device.type):
@@ -594,4 +594,4 @@ _blocked_attention = differentiable_operator(
     "blocked_attention", "q, k, v, any diagonal?, any rows?",
     "Tensor? bucket, Tensor? keep, Tensor? seed, str weights, str map, float gain, bool causal, float scale, float p, "
     "SymInt batch_heads, SymInt buckets", "y, shares, total", forward=_forward, fake=_fake, backward=_backward,
-    composed=_composed, check=_check, edges=False, grads=2, needs="diagonal, rows")
+    composed=_composed, check=_check, edges=False, grads=2, reads_results=False, needs="diagonal, rows")

@@ -1,7 +1,7 @@
 """Sparse products as torch operators: edge lists times dense rows, and edge-wise dot products, their adjoint.
 
-The two operators are closed under differentiation: the backward of each calls the other or itself with the two ends
-of the edges exchanged, so derivatives of any order work, and neither ever holds an (E, C) tensor. They are opaque to
+The operators are closed under differentiation: the backward of each calls the others or itself with the two ends
+of the edges exchanged, so derivatives of any order work, and none ever holds an (E, C) tensor. They are opaque to
 `torch.compile` and `torch.export`: one node in the graph, whatever the number of heads or edges.
 """
 
@@ -24,10 +24,10 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_edges, check_numbers, sound
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import EDGES, define, multilinear, register_gradient
+from structconv.primitives.native.operator import EDGES, by_layouts, define
 from structconv.shapes import check_entries
 
-__all__ = ["edge_product", "sddmm", "spmm"]
+__all__ = ["edge_product", "sddmm", "spmm", "spmm_add", "write_spmm"]
 
 _GATHER_BYTES = 16 * 2**20
 
@@ -86,6 +86,61 @@ def spmm(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, su
     folding = _Folding(values_lead, x_lead)
     y = edge_product(*by_target, *by_source, values_VE, folding.fold(x), folding.rows(sum_heads))
     return folding.unfold(y, x.shape[-1], sum_heads)
+
+
+def spmm_add(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None = None, *,
+             alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """y = alpha A^T x + beta z in one pass: the step of a three-term recurrence, at the cost of the product alone.
+
+    Args:
+        by_target, by_source: the two layouts of the edges m -> n.
+        values: (E,) or (V, E) in the order of the edges, or None for ones.
+        x: (M, C) or (V, M, C).
+        z: of the shape of the result, or None.
+        alpha, beta: numbers; beta 0 ignores z.
+
+    Returns:
+        (N, C), or (V, N, C) where x has three dimensions. Differentiable any number of times.
+
+    Cost: 2 V E C flops; no memory beyond the result.
+
+    Raises:
+        ShapeError: if sizes do not fit.
+    """
+    x_VMC = x.unsqueeze(0) if x.dim() == 2 else x
+    z_VNC = z.unsqueeze(0) if z is not None and z.dim() == 2 else z
+    _check_addend(by_target, by_source, values, x_VMC, z_VNC)
+    y = _spmm_add(*by_target, *by_source, values, x_VMC, None if beta == 0 else z_VNC, alpha, beta)
+    return y.squeeze(0) if x.dim() == 2 else y
+
+
+def write_spmm(y: Tensor, by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, *, alpha: float = 1.0,
+               beta: float = 0.0) -> None:
+    """y = alpha A^T x + beta y in memory that is there already, which saves the page faults of a fresh result.
+
+    For kernels that go through a structure in parts; no gradient is recorded.
+
+    Args:
+        y: (N, C) or (V, N, C), contiguous, and apart from x.
+        by_target, by_source: the two layouts of the edges m -> n.
+        values: (E,) in the order of the edges, or None for ones.
+        x: (M, C) or (V, M, C).
+        alpha, beta: numbers; with beta 0 what y held has no influence.
+
+    Raises:
+        ShapeError: if sizes do not fit.
+    """
+    x_VMC, outputs = x.unsqueeze(0) if x.dim() == 2 else x, by_target.indptr.shape[0] - 1
+    if y.shape != (*x.shape[:-2], outputs, x.shape[-1]) or y.dtype != x.dtype or not y.is_contiguous():
+        raise ShapeError("write_spmm", f"y must be contiguous of shape (..., N={outputs}, C={x.shape[-1]}), as x is",
+                         f"{text_of(y.shape)} of {y.dtype}")
+    kernels = dispatch.usable(x_VMC, by_target.indices.shape[0])
+    if kernels is not None and x.numel():
+        rows, z = x_VMC.shape[0], y if beta else None
+        dispatch.spmm(kernels, by_target, values, x_VMC, z, rows, rows, alpha, beta, out=y.view(rows, *y.shape[-2:]))
+        return
+    with torch.no_grad():
+        y.copy_(spmm_add(by_target, by_source, values, x, y, alpha=alpha, beta=beta))
 
 
 def sddmm(by_target: Csr, by_source: Csr, q: Tensor, k: Tensor) -> Tensor:
@@ -280,6 +335,20 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
     return y.to(x.dtype)
 
 
+def _spmm_add_kernel(by_target: Csr, by_source: Csr, values: Tensor | None, x: Tensor, z: Tensor | None, alpha: float,
+                     beta: float) -> Tensor:
+    edges = by_target.indices.shape[0]
+    kernels = dispatch.usable(x, edges)
+    if kernels is not None and x.shape[0]:
+        z = None if z is None else z.to(x.dtype)
+        return dispatch.spmm(kernels, by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
+    if x.shape[0] and (gpu := triton.usable_product(x, edges, x.shape[0] * len(by_target.indptr))) is not None:
+        z = None if z is None else z.to(x.dtype)
+        return gpu.spmm(by_target, values, x, z, x.shape[0], x.shape[0], alpha, beta)
+    y = alpha * spmm(by_target, by_source, values, x).contiguous()
+    return y if z is None else y + beta * z
+
+
 def _tables(values: Tensor | None) -> int:
     """Return the number of rows of values; 1 for none, which means ones."""
     return 1 if values is None or values.dim() == 1 else values.shape[0]
@@ -374,6 +443,24 @@ def _check_spmm(*arguments: Any) -> None:
     _check_repeats("spmm", count, _tables(values), x.shape[0] if x.dim() == 3 else 1, rows)
 
 
+def _check_addend(by_target: Csr, by_source: Csr, values: Tensor | None, x_VMC: Tensor, z_VNC: Tensor | None) -> None:
+    inputs, outputs, edges = by_source.indptr.shape[0] - 1, by_target.indptr.shape[0] - 1, by_target.indices.shape[0]
+    if x_VMC.dim() != 3 or x_VMC.shape[1] != inputs:
+        raise ShapeError("spmm_add", f"x must have shape (M={inputs}, C) or (V, M={inputs}, C)", tuple(x_VMC.shape))
+    rows = x_VMC.shape[0]
+    if values is not None and tuple(values.shape) not in ((edges,), (1, edges), (rows, edges)):
+        raise ShapeError("spmm_add", f"values must have shape (E={edges},) or (V={rows}, E)", tuple(values.shape))
+    shape = (rows, outputs, x_VMC.shape[2])
+    if z_VNC is not None and z_VNC.shape != shape:
+        raise ShapeError("spmm_add", f"z must have shape {text_of(shape)}", tuple(z_VNC.shape))
+
+
+def _check_spmm_add(*arguments: Any) -> None:
+    layouts, (values, x, z, *_) = arguments[:6], arguments[6:]
+    check_numbers("spmm_add", x, values, z)
+    _check_addend(*check_edges("spmm_add", layouts, x), values, x, z)
+
+
 def _check_sddmm(*arguments: Any) -> None:
     layouts, (q, k, rows) = arguments[:6], arguments[6:]
     check_numbers("sddmm", q, k)
@@ -388,18 +475,19 @@ def _check_sddmm(*arguments: Any) -> None:
 
 # -- registration -------------------------------------------------------------------------------------------------
 
-def _spmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-               values: Tensor | None, x: Tensor, rows: int) -> Tensor:
+def _spmm_fake(*arguments: Any) -> Tensor:
+    indptr, x, rows = arguments[0], *arguments[7:]
     return x.new_empty(_product_shape(x, rows, indptr))
 
 
-def _sddmm_fake(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
-                q: Tensor, k: Tensor, rows: int) -> Tensor:
+def _spmm_add_fake(*arguments: Any) -> Tensor:
+    indptr, x = arguments[0], arguments[7]
+    return x.new_empty((x.shape[0], indptr.shape[0] - 1, x.shape[2]))
+
+
+def _sddmm_fake(*arguments: Any) -> Tensor:
+    indices, q, rows = arguments[1], arguments[6], arguments[8]
     return q.new_empty((rows, indices.shape[0]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:-1])
 
 
 def _spmm_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -426,6 +514,38 @@ def _summed(rows: Tensor, count: int) -> Tensor:
     return rows if rows.shape[0] == count else rows.view(count, rows.shape[0] // count, *rows.shape[1:]).sum(1)
 
 
+def _spmm_add_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.alpha, ctx.beta = inputs[9:]
+    ctx.save_for_backward(*inputs[:8])
+
+
+def _spmm_add_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *layouts, values, x = ctx.saved_tensors
+    by_target, by_source = Csr(*layouts[:3]), Csr(*layouts[3:])
+    grad_values = grad_x = grad_z = None
+    if ctx.needs_input_grad[6]:
+        grad_values = ctx.alpha * sddmm(by_target, by_source, grad, x)
+        if values.numel() != grad_values.numel():
+            grad_values = grad_values.sum(0, keepdim=True)
+        grad_values = grad_values.view(values.shape)
+    if ctx.needs_input_grad[7]:
+        grad_x = spmm_add(by_source, by_target, values, grad, alpha=ctx.alpha)
+    if ctx.needs_input_grad[8]:
+        grad_z = ctx.beta * grad
+    return *(None,) * 6, grad_values, grad_x, grad_z, None, None
+
+
+def _spmm_add_tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
+    *layouts, values, x, _, alpha, beta = arguments
+    values_t, x_t, z_t = tangents[6:9]
+    tangent = None if z_t is None else beta * z_t
+    for a, b, moves in ((values_t, x, values_t is not None), (values, x_t, x_t is not None)):
+        if moves:
+            tangent = torch.ops.structconv.spmm_add(*layouts, a, b, tangent, alpha, 1.0)
+    assert tangent is not None
+    return tangent
+
+
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *layouts, q, k = ctx.saved_tensors
     ahead, back = layouts[:3], layouts[3:]
@@ -437,8 +557,11 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(None,) * 6, grad_q, grad_k, None
 
 
-define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm)
-define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm)
 #: `spmm` on (V, E) or no values and x (X, M, C) or (M, C), without checks: the arguments of the kernel.
-edge_product = register_gradient("spmm", _spmm_backward, _spmm_save, tangent=multilinear("spmm", 6, 7))
-_sddmm = register_gradient("sddmm", _sddmm_backward, _save, tangent=multilinear("sddmm", 6, 7))
+edge_product = define("spmm", f"{EDGES}, Tensor? values, Tensor x, SymInt rows", _spmm_kernel, _spmm_fake, _check_spmm,
+                      backward=_spmm_backward, save=_spmm_save, linear_in=(6, 7))
+_spmm_add = define("spmm_add", f"{EDGES}, Tensor? values, Tensor x, Tensor? z, float alpha, float beta",
+                   by_layouts(_spmm_add_kernel), _spmm_add_fake, _check_spmm_add, backward=_spmm_add_backward,
+                   save=_spmm_add_save, tangent=_spmm_add_tangent)
+_sddmm = define("sddmm", f"{EDGES}, Tensor q, Tensor k, SymInt rows", _sddmm_kernel, _sddmm_fake, _check_sddmm,
+                backward=_sddmm_backward, linear_in=(6, 7))

@@ -15,7 +15,7 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native.edge_attention import ends_of
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
-from structconv.primitives.native.recurrence import STEPS
+from structconv.primitives.polynomials import STEPS
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of, stable_order
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError, text_of
 from structconv.primitives.native.checks import check_numbers
-from structconv.primitives.native.operator import define, multilinear, register_gradient
+from structconv.primitives.native.operator import define
 
 __all__ = ["add_group_outer", "group_outer", "group_products", "write_group_products"]
 
@@ -114,29 +114,23 @@ def _outer_kernel(x: Tensor, y: Tensor, bounds: Sequence[int], blocks: int) -> T
     return z
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.bounds = inputs[2]
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, theta = ctx.saved_tensors
-    return (group_products(grad, theta.mT, ctx.bounds) if ctx.needs_input_grad[0] else None,
-            group_outer(x, grad, ctx.bounds, theta.shape[1]) if ctx.needs_input_grad[1] else None, None)
+    (x, theta), (bounds,) = ctx.saved_tensors, ctx.options
+    return (group_products(grad, theta.mT, bounds) if ctx.needs_input_grad[0] else None,
+            group_outer(x, grad, bounds, theta.shape[1]) if ctx.needs_input_grad[1] else None, None)
 
 
 def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y = ctx.saved_tensors
-    return (group_products(y, grad.mT, ctx.bounds) if ctx.needs_input_grad[0] else None,
-            group_products(x, grad, ctx.bounds) if ctx.needs_input_grad[1] else None, None, None)
+    (x, y), (bounds, _) = ctx.saved_tensors, ctx.options
+    return (group_products(y, grad.mT, bounds) if ctx.needs_input_grad[0] else None,
+            group_products(x, grad, bounds) if ctx.needs_input_grad[1] else None, None, None)
 
 
-define("group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel,
-       lambda x, theta, bounds: x.new_empty((x.shape[0], theta.shape[1] * theta.shape[3])),
-       _checked("group_products", _check_products))
-define("group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel,
-       lambda x, y, bounds, blocks: x.new_empty((len(bounds) - 1, blocks, x.shape[1] // blocks, y.shape[1] // blocks)),
-       _checked("group_outer", _check_outer))
-_group_products = register_gradient("group_products", _products_backward, _save,
-                                    tangent=multilinear("group_products", 0, 1))
-_group_outer = register_gradient("group_outer", _outer_backward, _save, tangent=multilinear("group_outer", 0, 1))
+_group_products = define(
+    "group_products", "Tensor x, Tensor theta, int[] bounds", _products_kernel,
+    lambda x, theta, bounds: x.new_empty((x.shape[0], theta.shape[1] * theta.shape[3])),
+    _checked("group_products", _check_products), backward=_products_backward, linear_in=(0, 1))
+_group_outer = define(
+    "group_outer", "Tensor x, Tensor y, int[] bounds, int blocks", _outer_kernel,
+    lambda x, y, bounds, blocks: x.new_empty((len(bounds) - 1, blocks, x.shape[1] // blocks, y.shape[1] // blocks)),
+    _checked("group_outer", _check_outer), backward=_outer_backward, linear_in=(0, 1))

@@ -19,7 +19,7 @@ from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.loader import CALLED
 from structconv.primitives.native.node import Gradients, as_node, is_direct
-from structconv.primitives.native.operator import define, multilinear, register_gradient
+from structconv.primitives.native.operator import define
 
 __all__ = ["contract_heads", "expand_heads", "linear", "outer", "product", "product_for", "small_product",
            "split_heads"]
@@ -312,16 +312,12 @@ def _project_fake(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], w.shape[1]))
 
 
-def _outer_fake(x: Tensor, y: Tensor) -> Tensor:
-    return x.new_empty((x.shape[1], y.shape[1]))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], y: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
-def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2], output)
+def _save_result(ctx: Any, inputs: tuple[Any, ...], y: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2], y)
 
 
 def _project_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -364,9 +360,10 @@ def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 CALLED.impl("product", _for_kernels, "CompositeExplicitAutograd")
-define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake, _check_project)
-define("project_relu", "Tensor x, Tensor w, Tensor? bias", _project_relu_kernel, _project_fake, _check_project)
-define("outer", "Tensor x, Tensor y", _outer_kernel, _outer_fake, _check_outer)
-_project = register_gradient("project", _project_backward, _save, tangent=_project_tangent)
-_project_relu = register_gradient("project_relu", _project_relu_backward, _save_all, tangent=_project_relu_tangent)
-_outer = register_gradient("outer", _outer_backward, _save, tangent=multilinear("outer", 0, 1))
+_project = define("project", "Tensor x, Tensor w, Tensor? bias", _project_kernel, _project_fake, _check_project,
+                  backward=_project_backward, save=_save, tangent=_project_tangent)
+_project_relu = define("project_relu", "Tensor x, Tensor w, Tensor? bias", _project_relu_kernel, _project_fake,
+                       _check_project, backward=_project_relu_backward, save=_save_result,
+                       tangent=_project_relu_tangent)
+_outer = define("outer", "Tensor x, Tensor y", _outer_kernel, lambda x, y: x.new_empty((x.shape[1], y.shape[1])),
+                _check_outer, backward=_outer_backward, linear_in=(0, 1))

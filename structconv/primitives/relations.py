@@ -18,11 +18,10 @@ from torch.compiler import is_compiling
 
 from structconv.derived import is_plain
 from structconv.errors import StructureError
-from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.csr import sddmm, spmm, write_spmm
 from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.primitives.grouped import add_group_outer, group_products, write_group_products
 from structconv.primitives.layout import Csr, layouts
-from structconv.primitives.native.product import write_spmm
 
 __all__ = ["Blocks", "Counts", "Kinds", "Pairs", "blocks_of", "counts", "distinct_pairs", "relational_product",
            "values_by_block"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError, text_of
 from structconv.primitives.native.checks import check_numbers
-from structconv.primitives.native.operator import define, multilinear, register_gradient
+from structconv.primitives.native.operator import define
 
 __all__ = ["shift_products"]
 
@@ -98,31 +98,27 @@ def _check_dtypes(owner: str, x: Tensor, other: Tensor) -> None:
         raise ShapeError(owner, "both tensors must have one dtype", f"{x.dtype} and {other.dtype}")
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.shifts = inputs[2]
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, theta = ctx.saved_tensors
+    (x, theta), (shifts, _) = ctx.saved_tensors, ctx.options
     needs_x, needs_theta = ctx.needs_input_grad[:2]
-    back = [-shift for shift in ctx.shifts]
+    back = [-shift for shift in shifts]
     return (_products(grad, theta.mT, back, x.shape[1]) if needs_x else None,
-            _correlation(x, grad, ctx.shifts) if needs_theta else None, None, None)
+            _correlation(x, grad, shifts) if needs_theta else None, None, None)
 
 
 def _correlation_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, g = ctx.saved_tensors
+    (x, g), (shifts,) = ctx.saved_tensors, ctx.options
     needs_x, needs_g = ctx.needs_input_grad[:2]
-    back = [-shift for shift in ctx.shifts]
+    back = [-shift for shift in shifts]
     return (_products(g, grad.mT, back, x.shape[1]) if needs_x else None,
-            _products(x, grad, ctx.shifts, g.shape[1]) if needs_g else None, None)
+            _products(x, grad, shifts, g.shape[1]) if needs_g else None, None)
 
 
-define("shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
-       lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])), _check_products)
-define("shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
-       lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])), _check_correlation)
-_products = register_gradient("shift_products", _products_backward, _save, tangent=multilinear("shift_products", 0, 1))
-_correlation = register_gradient("shift_correlation", _correlation_backward, _save,
-                                 tangent=multilinear("shift_correlation", 0, 1))
+_products = define(
+    "shift_products", "Tensor x, Tensor theta, SymInt[] shifts, SymInt rows", _products_kernel,
+    lambda x, theta, shifts, rows: x.new_empty((x.shape[0], rows, theta.shape[2])), _check_products,
+    backward=_products_backward, linear_in=(0, 1))
+_correlation = define(
+    "shift_correlation", "Tensor x, Tensor g, SymInt[] shifts", _correlation_kernel,
+    lambda x, g, shifts: x.new_empty((len(shifts), x.shape[2], g.shape[2])), _check_correlation,
+    backward=_correlation_backward, linear_in=(0, 1))

@@ -5,7 +5,7 @@ import torch
 
 from structconv import Chebyshev, ConfigError, Conv, Graph, ShapeError
 from structconv.bases import Dense, Polynomial, Sparse, matrices
-from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 from tests.support.errors import check_refused
 
 F64 = torch.float64

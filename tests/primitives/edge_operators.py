@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv import Full, Graph, conv
 from structconv.bases.typed import Typed
-from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.csr import sddmm, spmm, spmm_add
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.layout import compress
 from structconv.primitives.native.additive_dense import dense_additive_attention
@@ -24,8 +24,7 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
-from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
+from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 
 #: Heads, channels and the depth of a score: every width of a kernel's blocks of heads and channels, and their rests.
 SHAPES = [(4, 32, 20), (3, 20, 12), (17, 7, 3), (1, 300, 16), (2, 64, 64), (8, 16, 8), (5, 1, 1), (1, 40, 300)]

@@ -14,13 +14,18 @@ import warnings
 import torch
 from torch import Tensor
 
-from structconv.primitives import blocked_attention, grouped, products, shifted  # noqa: F401  (define operators)
+from structconv.primitives import (  # noqa: F401  (define operators)
+    blocked_attention,
+    grouped,
+    polynomials,
+    products,
+    shifted,
+)
 from structconv.primitives.layout import compress
 from structconv.primitives.native import (  # noqa: F401
     additive_dense,
     conditioned,
     edge_attention,
-    recurrence,
     window,
 )
 from structconv.primitives.native.loader import core

@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import products  # noqa: F401  (defines its operators)
 from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.primitives.blocks import recompute_blocks
-from structconv.primitives.csr import sddmm, spmm
+from structconv.primitives.csr import sddmm, spmm, spmm_add
 from structconv.primitives.grouped import group_outer, group_products
 from structconv.primitives.layout import compress
 from structconv.primitives.native.additive_dense import dense_additive_attention
@@ -28,12 +29,11 @@ from structconv.primitives.native.edge_attention import (
     projected_attention,
 )
 from structconv.primitives.native.operator import OPERATORS
-from structconv.primitives.native.product import spmm_add
-from structconv.primitives.native.recurrence import polynomial_analysis, polynomial_synthesis
 from structconv.primitives.native.window import window_attention
+from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 from structconv.primitives.segments import masked_softmax, segment_softmax
 from structconv.primitives.shifted import shift_products
-from tests.primitives.raw_calls import with_backwards
+from tests.primitives.raw_calls import valid, with_backwards
 from tests.support.drawn import EVERY, drawn
 from tools import operators
 
@@ -124,6 +124,19 @@ def close(actual, expected, tol=1e-8):
 
 def test_no_operator_is_left_out():
     assert set(CASES) == {name for name in OPERATORS if not name.endswith("_backward")} - {"layouts"}
+
+
+@pytest.mark.parametrize(("name", "kept"), {"blocked_attention": [False, False, True], "conditioned_product": [False],
+                                            "bilinear_attention": [True, True]}.items())
+def test_a_result_is_kept_for_the_backward_only_if_that_reads_it(name, kept):
+    inputs = [t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+              for t in valid(torch.float32)[name]]
+    results = getattr(torch.ops.structconv, name)(*inputs)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    loss, memory = results[0].sum(), [StorageWeakRef(t.untyped_storage()) for t in results]
+    del results
+    assert [not each.expired() for each in memory] == kept
+    loss.backward()
 
 
 @pytest.mark.parametrize(("dtype", "tol"), drawn([(F64, 1e-9), (torch.float32, 1e-5)], 2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.primitives.csr import spmm
+from structconv.primitives.csr import spmm, spmm_add, write_spmm
 from structconv.primitives.native import core
 from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.edge_attention import (
@@ -17,7 +17,6 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
-from structconv.primitives.native.product import spmm_add, write_spmm
 from tests.primitives.edge_operators import OPERATORS, SHAPES, Edges, random_edges
 from tests.support.drawn import EVERY, drawn
 from tests.support.threads import on_threads

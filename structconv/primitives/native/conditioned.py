@@ -123,7 +123,7 @@ def _forward(*arguments: Any) -> Tensor:
 
 
 def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
-    values, x, theta, _, grad, *needed = arguments[6:]
+    values, x, theta, grad, *needed = arguments[6:]
     edges = _edges(arguments[:6], values, x)
     filters, grad = theta.to(edges.x.dtype).flatten(0, 1), unit(grad.to(edges.x.dtype))
     grad_values, grad_x, grad_filters = (torch.zeros_like(t) if need else None for t, need in zip(
@@ -145,4 +145,4 @@ def _composed(by_target: Csr, by_source: Csr, values: Tensor, x: Tensor, theta: 
 
 _product = differentiable_operator(
     "conditioned_product", "values E K, x M P, theta K P Q", "", "y N Q", forward=_forward, backward=_backward,
-    composed=_composed, needs="values, x, theta")
+    composed=_composed, reads_results=False, needs="values, x, theta")

@@ -1,14 +1,13 @@
 """How an operator is registered: its checks, its derivatives in both modes, its batches, and calls past the dispatcher.
 
-`define` and `register_gradient` make an operator whose derivatives are made of operators by hand.
-`differentiable_operator` makes one with a backward kernel; its further derivatives, and those in forward mode, are the
-ones of a composed form.
+`define` makes an operator whose derivatives are made of operators by hand. `differentiable_operator` makes one with a
+backward kernel; its further derivatives, and those in forward mode, are the ones of a composed form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ from structconv.primitives.native.checks import check_dropout, check_edges, chec
 from structconv.primitives.native.dispatch import drop_of, edges_of
 from structconv.primitives.native.indices import Csr
 
-__all__ = ["COMPOSED", "DROPOUT", "EDGES", "OPERATORS", "by_layouts", "define", "differentiable_operator",
-           "multilinear", "register_gradient", "trains"]
+__all__ = ["COMPOSED", "DROPOUT", "EDGES", "OPERATORS", "by_layouts", "define", "differentiable_operator", "trains"]
 
 #: The schema of the two layouts, with which an operator along edges begins.
 EDGES = ", ".join(f"Tensor {name}{end}" for end in ("", "_T") for name in ("indptr", "indices", "order"))
@@ -47,16 +45,36 @@ class _Seen:
 
 
 def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable[..., Any],
-           check: Callable[..., None], results: str = "Tensor") -> None:
-    """Define structconv::name(arguments) -> results with one body for every device, and what its results look like.
+           check: Callable[..., None], results: str = "Tensor", *, backward: Callable[..., Any] | None = None,
+           save: Callable[..., None] | None = None, tangent: Callable[..., Any] | None = None,
+           linear_in: Sequence[int] = (), composed: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Define structconv::name(arguments) -> results with one body for every device, and its derivatives.
+
+    A batch (`torch.vmap`) is computed one member after the other.
 
     Args:
         kernel: the body. It reads memory by the sizes that its arguments should have.
         fake: results without numbers, of the shapes, strides and dtypes of the kernel's.
         check: raises an error for arguments that the kernel must not see. The dispatcher's calls go through it; the
             library's own functions have checked what they pass on.
+        backward: (ctx, gradients of the results) -> those of the arguments, by differentiable operators. None: there
+            are no derivatives.
+        save: (ctx, arguments, results), what the backward needs. By default `ctx.saved_tensors` are the tensors, which
+            come first, and `ctx.options` the arguments after them.
+        tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
+        linear_in: instead of `tangent`, the numbers of arguments in each of which the operator is linear.
+        composed: (what computes the results without derivatives, arguments) -> the results, by differentiable
+            functions: what runs where there are forward derivatives, instead of `tangent`. None where that is for
+            the `backward`.
 
-    A batch (`torch.vmap`) is computed one member after the other.
+    Returns:
+        The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or an
+        `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
+        operator (a tracer, a mode, a functional transform, a forward derivative, a profiler), and else the operator.
+
+    `torch.library.register_autograd` does a backward with several times the overhead, which counts on small graphs:
+    it completes the arguments from the schema at every call. Nor do its gradients pass through `torch.func.grad` and
+    `vjp`, as these do, and it has no forward derivatives. It is used where torch lacks what this one needs.
     """
     def checked(*inputs: Any) -> Any:
         check(*inputs)
@@ -68,6 +86,17 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
     operator = getattr(torch.ops.structconv, name).default
     torch.library.register_vmap(operator, _batched(operator), lib=_LIBRARY)
     OPERATORS[name] = kernel
+    if backward is None:
+        return cast(Callable[..., Any], operator)
+    save = save or _save_tensors(arguments.count("Tensor"))
+    call = _past_dispatcher(name, operator, kernel, backward, save)
+    if not private.follows_transforms:
+        torch.library.register_autograd(operator, backward, setup_context=lambda ctx, inputs, output: save(
+            ctx, inputs, output), lib=_LIBRARY)
+        return _without_tangents(name, call)
+    tangent = _multilinear(operator, linear_in) if linear_in else tangent
+    _LIBRARY.impl(name, _dispatched(name, operator, backward, save, tangent, composed), "Autograd")
+    return call
 
 
 def _no_view(results: Any) -> Any:
@@ -93,30 +122,16 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return shapes
 
 
-def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..., None], *,
-                      tangent: Callable[..., Any] | None = None,
-                      composed: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Give an operator of `define` its derivatives, by an `autograd.Function` of its own.
+def _save_tensors(count: int) -> Callable[..., None]:
+    def save(ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        ctx.options = inputs[count:]
+        ctx.save_for_backward(*inputs[:count])
 
-    `torch.library.register_autograd` does the backward with several times the overhead, which counts on small graphs:
-    it completes the arguments from the schema at every call. Nor do its gradients pass through `torch.func.grad` and
-    `vjp`, as these do, and it has no forward derivatives. It is used where torch lacks what this one needs.
+    return save
 
-    Args:
-        backward: (ctx, gradients of the results) -> those of the arguments, by differentiable operators.
-        save: (ctx, arguments, results), what the backward needs.
-        tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
-        composed: (what computes the results without derivatives, arguments) -> the results, by differentiable
-            functions: what runs where there are forward derivatives, instead of `tangent`. None where that is for
-            the `backward`.
 
-    Returns:
-        The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or the
-        `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
-        operator (a tracer, a mode, a functional transform, a forward derivative, a profiler), and else the operator.
-    """
-    operator, compute = getattr(torch.ops.structconv, name).default, OPERATORS[name]
-
+def _past_dispatcher(name: str, operator: Any, compute: Callable[..., Any], backward: Callable[..., Any],
+                     save: Callable[..., None]) -> Callable[..., Any]:
     def direct(ctx: Any, *inputs: Any) -> Any:
         output = _no_view(compute(*inputs))
         save(ctx, inputs, output)
@@ -132,11 +147,6 @@ def register_gradient(name: str, backward: Callable[..., Any], save: Callable[..
             return apply(*inputs)
         return compute(*inputs)
 
-    if not private.follows_transforms:
-        torch.library.register_autograd(operator, backward, setup_context=lambda ctx, inputs, output: save(
-            ctx, inputs, output), lib=_LIBRARY)
-        return _without_tangents(name, call)
-    _LIBRARY.impl(name, _dispatched(name, operator, backward, save, tangent, composed), "Autograd")
     return call
 
 
@@ -150,14 +160,12 @@ def _without_tangents(name: str, call: Callable[..., Any]) -> Callable[..., Any]
     return checked
 
 
-def multilinear(name: str, *factors: int) -> Callable[..., Tensor]:
+def _multilinear(operator: Any, factors: Sequence[int]) -> Callable[..., Tensor]:
     """The rule for the tangent of an operator that is linear in each of these arguments: the operator itself."""
-    operator = getattr(torch.ops.structconv, name)
-
     def tangent(arguments: Sequence[Any], tangents: Sequence[Any]) -> Tensor:
         parts = [operator(*arguments[:i], tangents[i], *arguments[i + 1:]) for i in factors if tangents[i] is not None]
         if not parts:
-            raise NotImplementedError(f"structconv::{name} has derivatives in its arguments {factors} alone")
+            raise NotImplementedError(f"{operator.name()} has derivatives in its arguments {factors} alone")
         return sum(parts[1:], parts[0])
 
     return tangent
@@ -257,7 +265,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
                             kernel: str = "", forward: Callable[..., Any] | None = None,
                             backward: Callable[..., Any] | None = None, fake: Callable[..., Any] | None = None,
                             check: Callable[..., None] | None = None, edges: bool = True, flags: str = "",
-                            grads: int = 1, needs: str = "", with_backward: bool = True,
+                            grads: int = 1, reads_results: bool = True, needs: str = "", with_backward: bool = True,
                             takes: Callable[..., bool] | None = None) -> Callable[..., Any]:
     """Define structconv::name and structconv::name_backward, and the derivatives of both.
 
@@ -285,27 +293,27 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         fake: of the first operator, where the sizes do not say it.
         check: raises an error for (Csr, Csr, inputs, options) that do not fit in other ways than sizes.
         edges: whether the two layouts, six tensors, come first.
+        reads_results: whether the backward takes the first `grads` results, too, and not only those after them. What it
+            does not take is not kept for it.
         needs: inputs whose gradients the backward computes only if a flag says so: "bias".
 
     Returns:
         (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `register_gradient` says. For
         `None` as the last of `DROPOUT` stands the size K.
     """
-    of = _Operator(name, inputs, options, results, flags, grads, needs, composed, check, takes, edges)
+    of = _Operator(name, inputs, options, results, flags, grads, reads_results, needs, composed, check, takes, edges)
     of.shapes = fake = fake or of.fake
     if kernel:
-        forward = of.by_kernel(f"{kernel}_forward", of.end)
-        backward = of.by_kernel(f"{kernel}_backward", of.at_needs, back=True)
-    define(name, of.schema, of.complete(forward), fake, of.check_raw, _returned(of.results))
-    COMPOSED[name] = of.decomposed
+        forward = of.by_kernel(f"{kernel}_forward", of.at_options)
+        backward = of.by_kernel(f"{kernel}_backward", of.at_options_back, back=True)
     if with_backward:
-        define(f"{name}_backward", of.schema_backward, of.complete_back(backward), of.fake_backward, of.check_backward,
-               _returned(of.inputs))
-        of.backward = register_gradient(f"{name}_backward", of.differentiate_again, of.save_again,
-                                        composed=of.ahead_again)
-        call = register_gradient(name, of.differentiate, of.save, composed=of.ahead)
-    else:
-        call = register_gradient(name, of.differentiate_composed, of.save_inputs, composed=of.ahead)
+        of.backward = define(f"{name}_backward", of.schema_back, of.complete_back(backward), of.fake_back,
+                             of.check_back, _returned(of.inputs), backward=of.differentiate_again, save=of.save_again,
+                             composed=of.ahead_again)
+    differentiate, save = (of.differentiate, of.save) if with_backward else (of.differentiate_composed, of.save_inputs)
+    call = define(name, of.schema, of.complete(forward), fake, of.check_raw, _returned(of.results),
+                  backward=differentiate, save=save, composed=of.ahead)
+    COMPOSED[name] = of.decomposed
 
     def run(*arguments: Any) -> Any:
         flat = (*arguments[0], *arguments[1], *arguments[2:]) if edges else arguments
@@ -318,7 +326,7 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
 DROPOUT = "float p, Tensor? seed, SymInt batch_heads"
 
 
-class _Input(NamedTuple):
+class _Declaration(NamedTuple):
     """A tensor with letters for its sizes; `apart`: of a dtype of its own."""
 
     name: str
@@ -327,18 +335,18 @@ class _Input(NamedTuple):
     apart: bool
 
     @classmethod
-    def of(cls, text: str) -> list[_Input]:
-        inputs = []
+    def parse(cls, text: str) -> list[_Declaration]:
+        tensors = []
         for declared in text.split(", "):
             first, *words = declared.split()
             apart = first in ("any", "wide")
             name, *sizes = words if apart else (first, *words)
-            inputs.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
-        return inputs
+            tensors.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
+        return tensors
 
 
-def _returned(names: Sequence[Any]) -> str:
-    return f"({', '.join(['Tensor'] * len(names))})" if len(names) > 1 else "Tensor"
+def _returned(tensors: Sequence[Any]) -> str:
+    return f"({', '.join(['Tensor'] * len(tensors))})" if len(tensors) > 1 else "Tensor"
 
 
 def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -346,47 +354,49 @@ def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Operator:
-    """The arguments of both operators by their places, what is refused, and every derivative.
+    """The arguments of both operators by their positions, what is refused, and every derivative.
 
-    Forward: layouts, inputs, options, flags. Backward: layouts, inputs, results, gradients, options, needs.
+    Forward: layouts, inputs, options, flags. Backward: layouts, inputs, the results that it reads, gradients, options,
+    needs.
     """
 
     backward: Callable[..., Any]
     shapes: Callable[..., Any]
 
-    def __init__(self, name: str, inputs: str, options: str, results: str, flags: str, grads: int, needs: str,
-                 composed: Callable[..., Any], check: Callable[..., None] | None,
+    def __init__(self, name: str, inputs: str, options: str, results: str, flags: str, grads: int, reads_results: bool,
+                 needs: str, composed: Callable[..., Any], check: Callable[..., None] | None,
                  takes: Callable[..., bool] | None, edges: bool) -> None:
         self.name, self.composed, self.check, self.takes, self.grads = name, composed, check, takes, grads
-        self.inputs, self.results = _Input.of(inputs), _Input.of(results)
-        self.flags, self.dropout = bool(flags), options.endswith(DROPOUT)
-        listed = [option for option in options.split(", ") if option]
-        names = [t.name for t in self.inputs]
-        self.flag_at = {names.index(one): at for at, one in enumerate(needs.split(", ")) if one}
+        self.inputs, self.results = _Declaration.parse(inputs), _Declaration.parse(results)
+        self.read = self.results if reads_results else self.results[grads:]
+        self.reads_results, self.flags, self.dropout = reads_results, bool(flags), options.endswith(DROPOUT)
+        count = len([option for option in options.split(", ") if option])
         self.start = EDGES.count(",") + 1 if edges else 0
         self.stop = self.start + len(self.inputs)
-        self.end = self.stop + len(listed)
-        self.at_grads = self.stop + len(self.results)
-        self.at_options = self.at_grads + grads
-        self.at_needs = self.at_options + len(listed)
+        self.at_inputs, self.at_options = slice(self.start, self.stop), slice(self.stop, self.stop + count)
+        self.at_results = slice(self.stop, self.stop + len(self.read))
+        self.at_grads = slice(self.at_results.stop, self.at_results.stop + grads)
+        self.at_options_back = slice(self.at_grads.stop, self.at_grads.stop + count)
+        names = [t.name for t in self.inputs]
+        self.flag_of = {names.index(one): at for at, one in enumerate(needs.split(", "), self.at_options_back.stop)
+                        if one}
         tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
         first_of = {self.inputs[at - self.start].sizes[-1:]: at for at in reversed(tables)}
         self.like, self.tables = tables[0], list(first_of.values())
-        tensors = [f"Tensor{'?' * t.optional} {t.name}" for t in self.inputs]
-        results_in = [f"Tensor {t.name}" for t in self.results]
-        grads_in = [f"Tensor{'?' * (i > 0)} grad_{t.name}" for i, t in enumerate(self.results[:grads])]
         layouts = [EDGES] if edges else []
+        tensors = [f"Tensor{'?' * t.optional} {t.name}" for t in self.inputs]
+        results_back = [f"Tensor {t.name}" for t in self.read]
+        grads_back = [f"Tensor{'?' * (i > 0)} grad_{t.name}" for i, t in enumerate(self.results[:grads])]
+        flags_back = [f"bool needs_{names[i]}" for i in self.flag_of]
         self.schema = ", ".join(filter(None, (*layouts, *tensors, options, flags)))
-        self.schema_backward = ", ".join(filter(None, (
-            *layouts, *tensors, *results_in, *grads_in, options,
-            *(f"bool needs_{self.inputs[i].name}" for i in self.flag_at))))
+        self.schema_back = ", ".join(filter(None, (
+            *layouts, *tensors, *results_back, *grads_back, options, *flags_back)))
 
     # -- what is refused --
 
     def checked(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a forward call, with `batch_heads`, unless sizes, dtypes or options do not fit."""
-        start, stop, end = self.start, self.stop, self.end
-        inputs, sizes, first = arguments[start:stop], self.sizes(arguments), arguments[self.like]
+        inputs, sizes, first = arguments[self.at_inputs], self.sizes(arguments), arguments[self.like]
         for declared, t in zip(self.inputs, inputs, strict=True):
             if t is None or not declared.sizes:
                 continue
@@ -398,11 +408,12 @@ class _Operator:
                 raise ShapeError(self.name, f"{declared.name} must have shape ({shape})", tuple(t.shape))
             if t.dtype != first.dtype and not declared.apart:
                 raise ShapeError(self.name, f"{declared.name} must have the dtype {first.dtype} of "
-                                 f"{self.inputs[self.like - start].name}", t.dtype)
+                                 f"{self.inputs[self.like - self.start].name}", t.dtype)
         if self.check is not None:
-            ends = (Csr(*arguments[:3]), Csr(*arguments[3:start])) if start else ()
-            self.check(*ends, *inputs, *arguments[stop:end])
+            ends = (Csr(*arguments[:3]), Csr(*arguments[3:6])) if self.start else ()
+            self.check(*ends, *inputs, *arguments[self.at_options])
         if self.dropout:
+            end = self.at_options.stop
             p, seed, batch_heads = arguments[end - 3:end]
             if p != 0 or (batch_heads is not None and batch_heads < 1):
                 check_dropout(self.name, p, seed, batch_heads)
@@ -417,29 +428,29 @@ class _Operator:
         return {"N": arguments[0].shape[0] - 1, "M": arguments[3].shape[0] - 1, "E": arguments[1].shape[0]}
 
     def check_raw(self, *arguments: Any) -> None:
-        inputs = arguments[self.start:self.stop]
+        inputs = arguments[self.at_inputs]
         check_numbers(self.name, *inputs)
         if self.start:
             check_edges(self.name, arguments[:self.start], inputs[0])
         self.checked(arguments)
 
-    def check_backward(self, *arguments: Any) -> None:
-        forward = (*arguments[:self.stop], *arguments[self.at_options:self.at_needs], *(True,) * self.flags)
+    def check_back(self, *arguments: Any) -> None:
+        forward = (*arguments[:self.stop], *arguments[self.at_options_back], *(True,) * self.flags)
         self.check_raw(*forward)
-        results, grads = arguments[self.stop:self.at_grads], arguments[self.at_grads:self.at_options]
-        expected = _several(self.shapes(*forward))
+        results, grads, expected = arguments[self.at_results], arguments[self.at_grads], self.expected(forward)
         check_numbers(self.name, arguments[self.start], *results, *grads)
-        for declared, grad, like in zip((*self.results, *self.results), (*results, *grads), (*expected, *expected),
-                                        strict=False):
-            if grad is not None:
-                check_like(f"{self.name}_backward", declared.name, grad, like)
+        read = expected[len(expected) - len(results):]
+        for declared, t, like in (*zip(self.read, results, read, strict=True),
+                                  *zip(self.results, grads, expected, strict=False)):
+            if t is not None:
+                check_like(f"{self.name}_backward", declared.name, t, like)
 
     # -- what is computed --
 
     def fake(self, *arguments: Any) -> Any:
         """Results without numbers, by the sizes of the inputs."""
         sizes: dict[str, Any] = {"2": 2}
-        for declared, t in zip(self.inputs, arguments[self.start:self.stop], strict=True):
+        for declared, t in zip(self.inputs, arguments[self.at_inputs], strict=True):
             if t is not None:
                 sizes.update(zip(declared.sizes, t.shape, strict=False))
         sizes = {**self.sizes(arguments), **sizes}
@@ -450,12 +461,16 @@ class _Operator:
                                        dtype=sum_dtype(like.dtype) if t.apart else like.dtype) for t in self.results)
         return results if len(results) > 1 else results[0]
 
-    def by_kernel(self, name: str, end: int, back: bool = False) -> Callable[..., Any]:
-        """The forward or the backward, whose options end before `end`, by the kernel of this name; None without."""
-        start = self.start
+    def expected(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """The results of the forward, without numbers."""
+        return _several(self.shapes(*arguments))
+
+    def by_kernel(self, name: str, options: slice, back: bool = False) -> Callable[..., Any]:
+        """The forward or the backward by the kernel of this name; None where it is missing."""
+        start, end = self.start, options.stop
 
         def compute(*arguments: Any) -> Any:
-            if self.takes is not None and not self.takes(*arguments[start:self.stop]):
+            if self.takes is not None and not self.takes(*arguments[self.at_inputs]):
                 return None
             inputs, drop, flags = arguments[start:end - 3], arguments[end - 3:end], arguments[end:]
             if (core := self._usable(dispatch.usable, arguments)) is not None:
@@ -492,30 +507,37 @@ class _Operator:
             grads = None if backward is None else backward(*arguments)
             grads = self.pulled(*arguments) if grads is None else grads
             return tuple(arguments[self.start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
-                         for g, t in zip(grads, arguments[self.start:self.stop], strict=True))
+                         for g, t in zip(grads, arguments[self.at_inputs], strict=True))
 
         return compute
 
     def decomposed(self, *arguments: Any) -> Any:
         """The composed form; a result that only a backward pass reads is NaN."""
-        formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
-        computed, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
+        formula, inputs = self.formula(arguments, arguments[self.at_options])
+        computed, expected = _several(formula(*inputs)), self.expected(arguments)
         # a view made without gradients could not be changed in place
         computed = tuple(t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous()
                          for t in computed)
         results = *computed, *(torch.full_like(t, torch.nan) for t in expected[len(computed):])
         return results if len(expected) > 1 else results[0]
 
+    def needed(self, arguments: Sequence[Any]) -> list[bool]:
+        """Which inputs the backward is to give a gradient."""
+        return [t is not None and (i not in self.flag_of or arguments[self.flag_of[i]])
+                for i, t in enumerate(arguments[self.at_inputs])]
+
     def pulled(self, *arguments: Any) -> list[Tensor | None]:
         """The backward of the composed form."""
-        formula, inputs = self.formula(arguments, arguments[self.at_options:self.at_needs])
-        needed = [t is not None and (i not in self.flag_at or arguments[self.at_needs + self.flag_at[i]])
-                  for i, t in enumerate(inputs)]
+        formula, inputs = self.formula(arguments, arguments[self.at_options_back])
+        needed, grads = self.needed(arguments), arguments[self.at_grads]
         with torch.no_grad():  # no second derivative
-            grads = private.above_autograd(lambda: pulled_back(formula, inputs, needed,
-                                                               arguments[self.at_grads:self.at_options]))
+            pulled = private.above_autograd(lambda: pulled_back(formula, inputs, needed, grads))
         return [None if not need else torch.zeros_like(t) if g is None else g.contiguous()
-                for t, g, need in zip(inputs, grads, needed, strict=True)]
+                for t, g, need in zip(inputs, pulled, needed, strict=True)]
+
+    def fake_back(self, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(arguments[self.start].new_empty(t.shape if need else (0,), dtype=None if t is None else t.dtype)
+                     for t, need in zip(arguments[self.at_inputs], self.needed(arguments), strict=True))
 
     def formula(self, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
         """The composed form as a function of the inputs, and these; inputs of 16 bits are computed with in 32."""
@@ -528,14 +550,9 @@ class _Operator:
             y = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)
             return y if self.results[0].apart else y.to(dtype)
 
-        return of, tensors[self.start:self.stop]
+        return of, tensors[self.at_inputs]
 
     # -- backward mode --
-
-    def fake_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(arguments[self.start].new_empty(
-            (0,) if t is None or (i in self.flag_at and not arguments[self.at_needs + self.flag_at[i]]) else t.shape,
-            dtype=None if t is None else t.dtype) for i, t in enumerate(arguments[self.start:self.stop]))
 
     def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
         ctx.options, kept = [*options], [*tensors]
@@ -556,55 +573,57 @@ class _Operator:
 
     def _placed(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs among those of all arguments."""
-        return (*(None,) * self.start, *(g if need else None for g, need in zip(grads, needed[self.start:self.stop],
+        return (*(None,) * self.start, *(g if need else None for g, need in zip(grads, needed[self.at_inputs],
                 strict=True)), *(None,) * (len(needed) - self.stop))
 
     def save(self, ctx: Any, arguments: tuple[Any, ...], results: Tensor | tuple[Tensor, ...]) -> None:
-        y, *others = _several(results)
-        plain = type(y) is Tensor and not is_compiling() and not private.watched(profilers=False)
-        ctx.result = Result(y) if plain else None
-        kept = (*arguments[:self.stop], None if plain else y, *others)
-        self._keep(ctx, kept, arguments[self.stop:self.end])
+        kept: list[Tensor | None] = [*_several(results)[len(self.results) - len(self.read):]]
+        ctx.result = None
+        if self.reads_results and type(y := kept[0]) is Tensor and not is_compiling() and not private.watched(
+                profilers=False):
+            ctx.result, kept[0] = Result(y), None
+        self._keep(ctx, (*arguments[:self.stop], *kept), arguments[self.at_options])
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         cotangents, needed = grads[:self.grads], ctx.needs_input_grad
         if not any(grad is not None for grad in cotangents):
             return (None,) * len(needed)
         saved, options = self._kept(ctx)
+        inputs, results = saved[:self.stop], saved[self.stop:]
         if ctx.result is not None:
-            inputs = saved[:self.stop]
             if (y := ctx.result.take()) is None:
                 with torch.no_grad():
                     y = _several(OPERATORS[self.name](*inputs, *options, *(True,) * self.flags))[0]
-            saved = (*inputs, y, *saved[self.stop + 1:])
+            results = y, *results[1:]
         if cotangents[0] is None:
-            cotangents = (torch.zeros_like(saved[self.stop]), *cotangents[1:])
-        gradients = self.backward(*saved, *cotangents, *options, *(needed[self.start + i] for i in self.flag_at))
+            y = self.expected((*inputs, *options, *(True,) * self.flags))[0]
+            cotangents = (torch.zeros_like(y), *cotangents[1:])
+        gradients = self.backward(*inputs, *results, *cotangents, *options,
+                                  *(needed[self.start + i] for i in self.flag_of))
         return self._placed(gradients, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        self._keep(ctx, arguments[:self.stop], arguments[self.stop:self.end])
+        self._keep(ctx, arguments[:self.stop], arguments[self.at_options])
 
-    def differentiate_composed(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate_composed(self, ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the derivatives of the composed form, which is computed again."""
         formula, inputs = self.formula(*self._kept(ctx))
         needed = ctx.needs_input_grad
-        return self._placed(pulled_back(formula, inputs, needed[self.start:self.stop], grads[:self.grads]), needed)
+        return self._placed(pulled_back(formula, inputs, needed[self.at_inputs], [grad]), needed)
 
     def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        self._keep(ctx, (*arguments[:self.stop], *arguments[self.at_grads:self.at_options]),
-                   arguments[self.at_options:self.at_needs])
+        self._keep(ctx, (*arguments[:self.stop], *arguments[self.at_grads]), arguments[self.at_options_back])
 
     def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Differentiate the gradients of the composed form by the inputs and by the gradients of the results."""
         (saved, options), needed = self._kept(ctx), ctx.needs_input_grad
         formula, inputs = self.formula(saved, options)
-        own, grads = slice(self.start, self.stop), slice(self.at_grads, self.at_options)
         nonzero = [c is not None for c in cotangents]
         pulled = pulled_back(self._gradients(formula, nonzero), [*inputs, *saved[self.stop:]],
-                            [*needed[own], *needed[grads]], [c for c in cotangents if c is not None])
+                            [*needed[self.at_inputs], *needed[self.at_grads]],
+                            [c for c in cotangents if c is not None])
         result: list[Tensor | None] = [None] * len(needed)
-        result[own], result[grads] = pulled[:len(inputs)], pulled[len(inputs):]
+        result[self.at_inputs], result[self.at_grads] = pulled[:len(inputs)], pulled[len(inputs):]
         return tuple(result)
 
     def _gradients(self, formula: Callable[..., Any], nonzero: Sequence[bool]) -> Callable[..., Any]:
@@ -621,7 +640,7 @@ class _Operator:
 
     def ahead(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The composed form of the results that have derivatives."""
-        formula, inputs = self.formula(arguments, arguments[self.stop:self.end])
+        formula, inputs = self.formula(arguments, arguments[self.at_options])
         results, computed = plain(*arguments), formula(*inputs)
         if isinstance(results, Tensor):
             return computed
@@ -634,7 +653,7 @@ class _Operator:
         That is the case of every graph that was drawn before forward mode was entered; within it, none has this
         operator.
         """
-        inputs, grads = arguments[self.start:self.stop], arguments[self.at_grads:self.at_options]
+        inputs, grads = arguments[self.at_inputs], arguments[self.at_grads]
         if any(map(_moves, inputs)):
             return self._composed_again(arguments, inputs, grads)
         duals = [None if g is None else unpack_dual(g) for g in grads]
@@ -643,7 +662,7 @@ class _Operator:
         primals, tangents = ([None if d is None else d[part] for d in duals] for part in (0, 1))
         if tangents[0] is None:
             tangents[0] = torch.zeros_like(grads[0])
-        results, moved = (self.backward(*arguments[:self.at_grads], *parts, *arguments[self.at_options:])
+        results, moved = (self.backward(*arguments[:self.at_grads.start], *parts, *arguments[self.at_grads.stop:])
                           for parts in (primals, tangents))
         return tuple(y if t is None else make_dual(y, d) for t, y, d in zip(inputs, results, moved, strict=True))
 
@@ -651,6 +670,6 @@ class _Operator:
         if private.transforms_active():
             raise NotImplementedError(f"structconv::{self.name}_backward has no forward derivative in its inputs "
                                       f"within a functional transform; structconv::{self.name} has")
-        formula, _ = self.formula(arguments, arguments[self.at_options:self.at_needs])
+        formula, _ = self.formula(arguments, arguments[self.at_options_back])
         pulled = pulled_back(formula, inputs, [t is not None for t in inputs], grads)
         return tuple(arguments[self.start].new_empty((0,)) if g is None else g for g in pulled)
