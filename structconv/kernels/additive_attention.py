@@ -23,8 +23,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.native.additive_dense import dense_additive_attention, factor_of
-from structconv.primitives.native.additive_steps import StepInputs, additive_step
+from structconv.primitives.native.dense_additive import StepInputs, additive_step, dense_additive_attention, factor_of
 from structconv.primitives.native.dispatch import drop_of, usable
 from structconv.primitives.native.edge_attention import (
     additive_attention,

@@ -36,7 +36,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.blocked_attention import Maps, Options, attend_in_blocks
+from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.shapes import broadcast
 
 __all__ = ["Blocked", "BlockedAttention", "fitting", "mapped"]
@@ -96,8 +96,8 @@ class Blocked(NamedTuple):
                     self.existing.table(call.basis, lead, inputs, outputs, r.device),
                     self.dropout.seed_of(call.basis))
         options = Options(self.normalization, self.map, self.gain, self.existing.causal, scale, self.dropout.p, size)
-        y, shares = attend_in_blocks(flat(query), flat(key), flat(r), maps, options,
-                                     0 if counted is None else bucket_count(*counted))
+        y, shares = blocked_attention(flat(query), flat(key), flat(r), maps, options,
+                                      buckets=0 if counted is None else bucket_count(*counted))
         ordered = self.existing.causal or self.existing.masked
         if ordered and not (finite(y) and finite(shares)):
             return None  # something may have come through a pair that does not exist

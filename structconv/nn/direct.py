@@ -41,9 +41,9 @@ from structconv.planning.tuning import Autotuning
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
-from structconv.primitives.native.additive_steps import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
+from structconv.primitives.native.dense_additive import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of, kernels
 from structconv.primitives.native.layer import (
     attend_by_dots,

@@ -24,7 +24,7 @@ from structconv.primitives.native.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 
-__all__ = ["MAPS", "WEIGHTS", "Blocks", "Maps", "Options", "Span", "attend_in_blocks", "blocked_attention"]
+__all__ = ["MAPS", "WEIGHTS", "Blocks", "Maps", "Options", "Span", "blocked_attention"]
 
 #: Numbers in one buffer of scores: 4 MB in float32, which the larger caches hold.
 BUFFER = 1 << 20
@@ -368,12 +368,6 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Opt
         ShapeError: if sizes do not fit.
         ConfigError: for unknown weights or maps, a p outside [0, 1), or dropout without a seed.
     """
-    return attend_in_blocks(q, k, v, terms, options, buckets)
-
-
-def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, terms: Maps, options: Options, buckets: int
-                     ) -> tuple[Tensor, Tensor]:
-    """`blocked_attention` of arguments that fit."""
     y, shares, _ = _blocked_attention(q, k, v, *terms, *options, buckets)
     return y, shares
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.errors import ShapeError, StructureError, text_of
+from structconv.errors import ShapeError, text_of
 from structconv.primitives import triton
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.checks import check_edges, check_numbers, sound
+from structconv.primitives.native.checks import check_columns, check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.operator import EDGES, by_layouts, define
 from structconv.shapes import check_entries
@@ -289,11 +289,6 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
         return matrix @ x
 
 
-def _check_columns(layout: Csr, columns: int) -> None:
-    if sound(layout) > columns:
-        raise StructureError("Csr", f"indices must be below {columns}", sound(layout) - 1)
-
-
 def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tensor, indices_T: Tensor, order_T: Tensor,
                  values: Tensor | None, x: Tensor, rows: int) -> Tensor:
     """Add A^T x[v X // V] to y[v rows // V] for each of V = max(W, X, rows), A of values[v W // V]; all divide V.
@@ -312,7 +307,7 @@ def _spmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tenso
         return _spmm_kernel(*layout, indptr_T, indices_T, order_T, values, x.unsqueeze(0), rows).squeeze(0)
     if (gpu := triton.usable_product(x, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.spmm(layout, values, x, None, rows, num_values, 1.0, 0.0)
-    _check_columns(layout, x.shape[1])
+    check_columns("Csr", layout, x.shape[1])
     _silence_beta_warning()
     values = x.new_ones((1, *indices.shape)) if values is None else torch.atleast_2d(values)
     if values.shape[0] == 1 and x.shape[0] == rows:
@@ -380,7 +375,7 @@ def _sddmm_kernel(indptr: Tensor, indices: Tensor, order: Tensor, indptr_T: Tens
         return s
     if (gpu := triton.usable_product(q, indices.shape[0], rows * indptr.shape[0])) is not None:
         return gpu.sddmm(layout, q, k, rows)
-    _check_columns(layout, k.shape[1])
+    check_columns("Csr", layout, k.shape[1])
     _silence_beta_warning()
     scores = q.new_empty((rows, indices.shape[0]))
     # torch's sampled product refuses patterns with more slots than the matrix has places (many duplicates)

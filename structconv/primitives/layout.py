@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
-from structconv.derived import is_plain
+from structconv.derived import cached, derived, is_plain
 from structconv.errors import ShapeError, StructureError, text_of
-from structconv.primitives.native import adjacency
 from structconv.primitives.native.dispatch import Loaded, kernels
-from structconv.primitives.native.indices import LIMIT, Csr, build, outside
+from structconv.primitives.native.indices import LIMIT, Csr, Sealed
 from structconv.primitives.native.loader import Core, loaded
 from structconv.primitives.native.operator import define
 from structconv.primitives.sorting import search, stable_sort
@@ -22,6 +22,8 @@ from structconv.primitives.sorting import search, stable_sort
 __all__ = ["Csr", "check_bounds", "checked_batch", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]
 
 _INTEGERS = (torch.int32, torch.int64)
+#: Numbers of the header of a sealed layout, see native/src/operators.cpp.
+_HEADER = 16
 
 
 def layouts(edge_index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
@@ -109,11 +111,15 @@ def first_wrong_edge(index: Tensor, num_inputs: int, num_outputs: int, samples: 
     core = _loaded() if index.is_cpu and type(num_inputs) is type(num_outputs) is int else None
     if core is None:
         return None
+    starts = None, None
     if samples is not None:
         own = getattr(samples, "num_inputs", None), getattr(samples, "num_outputs", None)
         if own != (num_inputs, num_outputs):
             return None
-    return adjacency.first_wrong_edge(core, index, num_inputs, num_outputs, samples)
+        starts = samples.input_starts, samples.output_starts
+    if private.watched(profilers=False):
+        return int(private.outside_modes(lambda: core.edges(index, num_inputs, num_outputs, *starts)))
+    return int(core.edges(index, num_inputs, num_outputs, *starts))
 
 
 def checked_batch(index: Any, starts: Any) -> tuple[Tensor, int] | None:
@@ -129,7 +135,8 @@ def checked_batch(index: Any, starts: Any) -> tuple[Tensor, int] | None:
 def first_loop(index: Tensor) -> int | None:
     """The first edge from an entry to itself, or -1; `None` where nothing is loaded that could tell. Remembered."""
     core = _loaded() if index.is_cpu else None
-    return None if core is None else adjacency.first_loop(core, index)
+    return None if core is None else cached(
+        index, "first loop", lambda: int(_unseen(lambda: core.first_loop(index))))
 
 
 def _loaded() -> Core | None:
@@ -139,23 +146,29 @@ def _loaded() -> Core | None:
 
 # -- kernels ------------------------------------------------------------------------------------------------------
 
+def _unseen(call: Callable[[], Any]) -> Any:
+    """`call()` of a kernel on plain tensors, without the modes and transforms of the caller."""
+    return private.outside_modes(call) if private.watched(profilers=False) else call()
+
+
 def _sizes(num_inputs: int, num_outputs: int) -> tuple[tuple[str, int], tuple[str, int]]:
     return ("num_inputs", num_inputs), ("num_outputs", num_outputs)
 
 
-def _refuse(owner: str, name: str, item: str, index: Tensor, sizes: Sequence[tuple[str, int]], bad: int) -> None:
+def _refuse(owner: str, name: str, item: str, index: Tensor, sizes: Sequence[tuple[str, int]], bad: int) -> NoReturn:
     for row, (size_name, size) in enumerate(sizes):
         value = int(index[row, bad])
         if not 0 <= value < size:
             raise StructureError(owner, f"{name} must be in [0, {size_name}={size}) in row {row}",
                                  f"{value} at {item} {bad}",
                                  "An index must not be negative." if value < 0 else f"Is {size_name} too small?")
+    raise AssertionError(f"{item} {bad} is in range")
 
 
 def _first_outside(index: Tensor, sizes: Sequence[int]) -> int:
     core = loaded() if index.is_cpu and index.dtype in _INTEGERS else None
     if core is not None:
-        return outside(core, index, sizes)
+        return int(_unseen(lambda: core.outside(index, list(sizes))))
     low, high = torch.stack(torch.aminmax(index, dim=1)).tolist()
     if min(low) >= 0 and all(top < size for top, size in zip(high, sizes, strict=True)):
         return -1
@@ -184,11 +197,19 @@ def _built(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr]:
         source, target = index.to(torch.int32)
         ahead, back = compress(target, source, num_outputs), compress(source, target, num_inputs)
         return ahead._replace(order=ahead.order.int()), back._replace(order=back.order.int())
-    result = build(core, index, num_inputs, num_outputs)
-    if isinstance(result, int):
-        _refuse("layouts", "edge_index", "edge", index, sizes, result)
-        raise AssertionError("an edge is out of range")
-    return result
+    by_target, by_source, bad = _unseen(lambda: core.layouts(index, num_inputs, num_outputs))
+    if bad >= 0:
+        _refuse("layouts", "edge_index", "edge", index, sizes, bad)
+    return (_layout(by_target, num_outputs, num_inputs, index.shape[1]),
+            _layout(by_source, num_inputs, num_outputs, index.shape[1]))
+
+
+def _layout(sealed: Tensor, rows: int, columns: int, edges: int) -> Csr:
+    """The three arrays of a sealed layout, which remember it."""
+    layout = Csr(sealed.narrow(0, _HEADER, rows + 1), sealed.narrow(0, _HEADER + rows + 1, edges),
+                 sealed.narrow(0, _HEADER + rows + 1 + edges, edges))
+    derived(layout, "sealed", partial(Sealed, sealed, columns))
+    return layout
 
 
 def _kernel(index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from structconv import STRUCTURE, Additive, Conv, Eye, Padding
-from structconv.primitives.native import additive_steps, core
+from structconv.primitives.native import core, dense_additive
 from structconv.weights import EyeBlocks
 
 STEPS = 5
@@ -53,8 +53,8 @@ def close(actual, reference, **tolerance):
 def taken(monkeypatch):
     """How many steps have left their gradients to others."""
     seen = []
-    take = additive_steps._Sums.take
-    monkeypatch.setattr(additive_steps._Sums, "take", lambda *args: seen.append(1) or take(*args))
+    take = dense_additive._Sums.take
+    monkeypatch.setattr(dense_additive._Sums, "take", lambda *args: seen.append(1) or take(*args))
     return seen
 
 
@@ -120,7 +120,7 @@ def test_passes_for_some_leave_nothing_for_later_ones(first):
     at = next(i for i, name in enumerate(names) if first in name)
     for _ in range(2):
         close(torch.autograd.grad(loss, decoder.leaves[at], retain_graph=True), reference[at:at + 1])
-    assert not cache.reused._last[2].left._sums
+    assert not cache.reused._last[2].sums._passes
     close(torch.autograd.grad(loss, decoder.leaves), reference)
 
 

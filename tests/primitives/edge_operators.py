@@ -12,8 +12,8 @@ from structconv.bases.typed import Typed
 from structconv.primitives.csr import sddmm, spmm, spmm_add
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.layout import compress
-from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.conditioned import conditioned_product
+from structconv.primitives.native.dense_additive import dense_additive_attention
 from structconv.primitives.native.edge_attention import (
     additive_attention,
     additive_weights,

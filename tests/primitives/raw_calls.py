@@ -23,8 +23,8 @@ from structconv.primitives import (  # noqa: F401  (define operators)
 )
 from structconv.primitives.layout import compress
 from structconv.primitives.native import (  # noqa: F401
-    additive_dense,
     conditioned,
+    dense_additive,
     edge_attention,
     window,
 )

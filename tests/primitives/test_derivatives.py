@@ -16,8 +16,8 @@ from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm, spmm, spmm_add
 from structconv.primitives.grouped import group_outer, group_products
 from structconv.primitives.layout import compress
-from structconv.primitives.native.additive_dense import dense_additive_attention
 from structconv.primitives.native.conditioned import conditioned_product
+from structconv.primitives.native.dense_additive import dense_additive_attention
 from structconv.primitives.native.edge_attention import (
     additive_attention,
     additive_weights,

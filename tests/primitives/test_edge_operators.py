@@ -6,7 +6,7 @@ import torch
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import spmm, spmm_add, write_spmm
 from structconv.primitives.native import core
-from structconv.primitives.native.additive_dense import dense_additive_attention
+from structconv.primitives.native.dense_additive import dense_additive_attention
 from structconv.primitives.native.edge_attention import (
     additive_attention,
     additive_weights,

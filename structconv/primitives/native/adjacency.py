@@ -17,10 +17,10 @@ from torch import Tensor
 from structconv import torch_compat as private
 from structconv.derived import cached, derived
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.indices import LIMIT, unseen
+from structconv.primitives.native.indices import LIMIT
 from structconv.primitives.native.loader import Core
 
-__all__ = ["Adjacency", "adjacency_of", "build_adjacency", "first_loop", "first_wrong_edge", "unchanged"]
+__all__ = ["Adjacency", "adjacency_of", "build_adjacency", "unchanged"]
 
 _NORMALIZATIONS = {None: 0, "row": 1, "sym": 2}  # see Normalization in src/api.h
 _INTEGERS = frozenset((torch.int32, torch.int64))
@@ -38,16 +38,12 @@ class Adjacency:
         self._core = core
         self._by_source: Tensor | None = None
 
-    def by_source(self) -> Tensor:
-        """Return the edges by source. O(E) once."""
-        layout = self._by_source
-        if layout is None:
-            layout = self._by_source = self._core.transpose(self.by_target)
-        return layout
-
     def sides(self) -> tuple[Tensor, Tensor]:
-        """Return the edges by target and by source."""
-        return self.by_target, self._by_source if self._by_source is not None else self.by_source()
+        """Return the edges by target and by source. O(E) once."""
+        by_source = self._by_source
+        if by_source is None:
+            by_source = self._by_source = self._core.transpose(self.by_target)
+        return self.by_target, by_source
 
 
 def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, loops: bool = False, square: bool = True,
@@ -71,19 +67,6 @@ def build_adjacency(kernels: Core, index: Tensor, inputs: int, outputs: int, loo
     tensor, bad = kernels.adjacency(index, inputs, outputs, loops, square, _NORMALIZATIONS[normalize], weights,
                                     numbered)
     return None if bad >= 0 else Adjacency(kernels, tensor, outputs, inputs)
-
-
-def first_wrong_edge(kernels: Core, index: Tensor, inputs: int, outputs: int, samples: Any = None) -> int:
-    """The first edge (2, E) on the CPU that is out of range, or joins two samples, or -1. One pass."""
-    starts = (None, None) if samples is None else (samples.input_starts, samples.output_starts)
-    if private.watched(profilers=False):
-        return int(private.outside_modes(lambda: kernels.edges(index, inputs, outputs, *starts)))
-    return int(kernels.edges(index, inputs, outputs, *starts))
-
-
-def first_loop(kernels: Core, index: Tensor) -> int:
-    """The first edge (2, E) on the CPU from an entry to itself, or -1; remembered. One pass."""
-    return cached(index, "first loop", lambda: int(unseen(lambda: kernels.first_loop(index))))
 
 
 def adjacency_of(index: Tensor, inputs: int, outputs: int, *, loops: bool = False, square: bool = True,

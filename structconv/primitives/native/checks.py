@@ -12,7 +12,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import core
 
-__all__ = ["check_dropout", "check_edges", "check_like", "check_numbers", "check_scalar"]
+__all__ = ["check_columns", "check_dropout", "check_edges", "check_like", "check_numbers", "check_scalar"]
 
 
 def check_numbers(owner: str, first: Tensor, *others: Tensor | None) -> None:
@@ -57,7 +57,7 @@ def check_edges(owner: str, layouts: Sequence[Tensor], near: Tensor) -> tuple[Cs
 
     Raises:
         ShapeError: if they are not lists of integers there, or do not fit each other.
-        StructureError: if one of them is no layout: see `sound`.
+        StructureError: if one of them is no layout: see `check_columns`.
     """
     for t in layouts:
         if t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) or t.layout is not torch.strided:
@@ -71,26 +71,29 @@ def check_edges(owner: str, layouts: Sequence[Tensor], near: Tensor) -> tuple[Cs
                              f"{text_of(layout.indptr.shape)} of {layout.indptr.dtype} and {layout.indices.dtype}")
         if layout.indices.shape != layout.order.shape or layout.indices.shape != other.indices.shape:
             raise ShapeError(owner, "both layouts must have the same edges", [tuple(t.shape) for t in layouts])
-        if sound(layout) > other.indptr.shape[0] - 1:
-            raise StructureError(owner, f"indices must be below {other.indptr.shape[0] - 1}", sound(layout) - 1)
+        check_columns(owner, layout, other.indptr.shape[0] - 1)
     return by_target, by_source
 
 
-def sound(layout: Csr) -> int:
-    """How many columns a layout has at least. O(E), once for each three arrays while they do not change.
+def check_columns(owner: str, layout: Csr, columns: int) -> None:
+    """Check the indices of a layout. O(E), once for each three arrays while they do not change.
 
     Raises:
-        StructureError: unless indptr starts at 0, does not fall and ends at E, no index is negative, and order holds
-            each edge once.
+        StructureError: unless indptr starts at 0, does not fall and ends at E, each index is in [0, columns), and order
+            holds each edge once.
     """
     if layout.indices.is_meta:
-        return 0
+        return
     if layout.indices.is_cpu and layout.indices.dtype is torch.int32 and core() is not None:
-        return sealed(layout).columns
-    return derived(layout, "columns", lambda: _columns(layout))
+        least = sealed(layout).columns
+    else:
+        least = derived(layout, "columns", lambda: _columns(layout))
+    if least > columns:
+        raise StructureError(owner, f"indices must be below {columns}", least - 1)
 
 
 def _columns(layout: Csr) -> int:
+    """How many columns a layout has at least."""
     indptr, indices, order = layout
     slots = indices.shape[0]
     if int(indptr[0]) or int(indptr[-1]) != slots or bool((indptr.diff() < 0).any()):

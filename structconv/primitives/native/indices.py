@@ -1,4 +1,4 @@
-"""`Csr`, and what the core does with indices: it builds layouts, finds what is out of range, and proves layouts sound.
+"""`Csr`, a layout of edges, and `sealed`, the form of it that kernels take.
 
 No index reaches a kernel unchecked. Kernels take sealed layouts: one tensor of all arrays, whose header says that they
 were proved (src/operators.cpp). A layout that was built here is a part of one; any other is read through and copied
@@ -7,30 +7,22 @@ once, when it is used for the first time. Each use compares the number of column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from structconv import torch_compat as private
 from structconv.derived import derived
 from structconv.errors import StructureError
-from structconv.primitives.native.loader import Core, core
+from structconv.primitives.native.loader import core
 
-__all__ = ["LIMIT", "Csr", "Sealed", "build", "fits", "narrow", "outside", "proved", "sealed",
-           "unseen"]
-
-T = TypeVar("T")
+__all__ = ["LIMIT", "Csr", "Sealed", "narrow", "sealed"]
 
 _WRONG = {
     1: "indptr must start at 0, not fall, and end at E={}",
     2: "indices must not be negative",
     3: "order must hold each of the E={} edges once",
 }
-#: Numbers of the header of a sealed layout.
-_HEADER = 16
 #: Sizes below it can be counted in int32.
 LIMIT = 2**31 - 1
 
@@ -55,11 +47,6 @@ class Sealed(NamedTuple):
     columns: int
 
 
-def fits(*sizes: int) -> bool:
-    """Return True if all sizes fit into int32."""
-    return max(sizes) < LIMIT
-
-
 def narrow(index: Tensor) -> Tensor:
     """Return the tensor as contiguous int32. O(1) for int32, and for a tensor that is cached and unchanged."""
     if index.dtype is torch.int32 and index.is_contiguous():
@@ -73,11 +60,10 @@ def sealed(layout: Csr) -> Sealed:
     Raises:
         StructureError: if it is none.
     """
-    return derived(layout, "sealed", lambda: proved(layout))
+    return derived(layout, "sealed", lambda: _proved(layout))
 
 
-def proved(layout: Csr) -> Sealed:
-    """Compute and check `sealed`, without its cache."""
+def _proved(layout: Csr) -> Sealed:
     for index in layout:
         if index.dtype is torch.int64 and index.numel() and int(index.abs().amax()) > LIMIT:
             raise StructureError("Csr", "indices must be below 2^31", int(index.abs().amax()))
@@ -94,33 +80,3 @@ def proved(layout: Csr) -> Sealed:
     if wrong:
         raise StructureError("Csr", _WRONG[wrong].format(slots), "a layout that is none")
     return Sealed(tensor, columns)
-
-
-def build(kernels: Core, index: Tensor, num_inputs: int, num_outputs: int) -> tuple[Csr, Csr] | int:
-    """Both layouts of edges (2, E) on the CPU, by target and by source, or the first edge that is out of range."""
-    *tensors, bad = unseen(lambda: kernels.layouts(index, num_inputs, num_outputs))
-    if bad >= 0:
-        return int(bad)
-    layouts = []
-    for tensor, rows, columns in zip(tensors, (num_outputs, num_inputs), (num_inputs, num_outputs), strict=True):
-        layout = Csr(*_parts(tensor, rows + 1, index.shape[1]))
-        derived(layout, "sealed", partial(Sealed, tensor, columns))
-        layouts.append(layout)
-    return layouts[0], layouts[1]
-
-
-def _parts(tensor: Tensor, *sizes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """indptr, indices and order of a sealed layout."""
-    rows, slots = sizes
-    return (tensor.narrow(0, _HEADER, rows), tensor.narrow(0, _HEADER + rows, slots),
-            tensor.narrow(0, _HEADER + rows + slots, slots))
-
-
-def outside(kernels: Core, index: Tensor, sizes: Sequence[int]) -> int:
-    """The first column of the first row r of an index (R, E) on the CPU that is not in [0, sizes[r]), or -1."""
-    return int(unseen(lambda: kernels.outside(index, list(sizes))))
-
-
-def unseen(call: Callable[[], T]) -> T:
-    """A call of kernels on plain tensors, which no mode or transform of the caller is to see."""
-    return private.outside_modes(call) if private.watched(profilers=False) else call()

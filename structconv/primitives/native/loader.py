@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def status() -> Status:
     if loaded is None:
         return Status(False, reason)
     threads = torch.get_num_threads() if loaded.status.runtime else 1
-    return Status(**{**vars(loaded.status), "threads": threads})
+    return replace(loaded.status, threads=threads)
 
 
 @cache

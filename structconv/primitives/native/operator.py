@@ -62,7 +62,7 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
         save: (ctx, arguments, results), what the backward needs. By default `ctx.saved_tensors` are the tensors, which
             come first, and `ctx.options` the arguments after them.
         tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
-        linear_in: instead of `tangent`, the numbers of arguments in each of which the operator is linear.
+        linear_in: instead of `tangent`, the positions of arguments in each of which the operator is linear.
         composed: (what computes the results without derivatives, arguments) -> the results, by differentiable
             functions: what runs where there are forward derivatives, instead of `tangent`. None where that is for
             the `backward`.
@@ -259,6 +259,7 @@ def _batched(operator: Any) -> Callable[..., Any]:
 def _member(x: Any, dim: Any, i: int) -> Any:
     return x.select(dim, i) if isinstance(x, Tensor) and dim is not None else x
 
+
 # -- a forward and a backward kernel ------------------------------------------------------------------------------
 
 def differentiable_operator(name: str, inputs: str, options: str, results: str, *, composed: Callable[..., Any],
@@ -298,8 +299,8 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         needs: inputs whose gradients the backward computes only if a flag says so: "bias".
 
     Returns:
-        (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `register_gradient` says. For
-        `None` as the last of `DROPOUT` stands the size K.
+        (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `define` says. The last of
+        `DROPOUT` may be `None` for the size K.
     """
     of = _Operator(name, inputs, options, results, flags, grads, reads_results, needs, composed, check, takes, edges)
     of.shapes = fake = fake or of.fake

@@ -66,7 +66,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None = Non
 def _check(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: Any) -> None:
     grid = _Grid.of(options)
     grid.check()
-    counts = grid.known_counts(q, k)
+    counts = grid.counts(q, k)
     if (q.shape[0], k.shape[0]) != counts:
         raise ShapeError("window_attention", f"q must have shape (N={counts[0]}, K, D), and k (M={counts[1]}, K, D)",
                          f"{text_of(q.shape)} and {text_of(k.shape)}")
@@ -121,17 +121,13 @@ class _Grid(NamedTuple):
                 raise ShapeError("window_attention", "outputs and inputs must rise from 0 by at most "
                                  f"{self.shape[0]} a step", starts.tolist())
 
-    def counts(self) -> tuple[int, int]:
-        """N and M."""
+    def counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
+        """N and M; of sequences, while a program is traced, those of q and k."""
         if self.outputs is None or self.inputs is None:
             return (math.prod(self.shape),) * 2
+        if torch.compiler.is_compiling() or not (is_plain(self.outputs) and is_plain(self.inputs)):
+            return q.shape[0], k.shape[0]
         return _known(self.outputs)[3], _known(self.inputs)[3]
-
-    def known_counts(self, q: Tensor, k: Tensor) -> tuple[int, int]:
-        """Return the known counts of outputs and inputs; those of q and k while a program is traced."""
-        starts = self.outputs, self.inputs
-        known = all(t is None or is_plain(t) for t in starts) and not torch.compiler.is_compiling()
-        return self.counts() if known or None in starts else (q.shape[0], k.shape[0])
 
     def offsets(self) -> Iterator[tuple[int, ...]]:
         """In entries along each axis, in the order of a flattened table."""
@@ -205,14 +201,13 @@ def _takes(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None) -> bool:
 
 
 def _known(starts: Tensor) -> tuple[int, int, int, int]:
-    """Where sequences begin: the first number, the smallest and the largest step, and the last number."""
-    return derived(starts, "extremes", lambda: _extremes(starts.tolist()))
+    """The first start of a sequence, the least and the greatest step, -1 if there is none, and the last start."""
+    def extremes() -> tuple[int, int, int, int]:
+        numbers = starts.tolist() or [0]
+        steps = [after - before for before, after in itertools.pairwise(numbers)] or [-1]
+        return numbers[0], min(steps), max(steps), numbers[-1]
 
-
-def _extremes(starts: list[int]) -> tuple[int, int, int, int]:
-    """Return the first start, the least and the greatest step, and the last start; a step is -1 if there is none."""
-    steps = [after - before for before, after in itertools.pairwise(starts)] or [-1]
-    return starts[0] if starts else 0, min(steps), max(steps), starts[-1] if starts else 0
+    return derived(starts, "extremes", extremes)
 
 
 _attend = differentiable_operator(

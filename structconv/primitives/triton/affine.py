@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from structconv.primitives.hashing import Drop
+from structconv.primitives.native.dispatch import floats, unit
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts, combine_softmax
 from structconv.primitives.triton.common import (
@@ -21,7 +22,6 @@ from structconv.primitives.triton.common import (
     dot_rows,
     drop_arguments,
     end_softmax,
-    floats,
     generator,
     kept,
     launch,
@@ -31,7 +31,6 @@ from structconv.primitives.triton.common import (
     recalled,
     step,
     strides,
-    unit,
     write_sums,
 )
 from structconv.primitives.triton.tiles import tile

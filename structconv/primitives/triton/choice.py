@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structconv.primitives.native.indices import fits
+from structconv.primitives.native.indices import LIMIT
 
 __all__ = ["DEVICES", "MAX_CHANNELS", "status", "usable", "usable_product", "working"]
 
@@ -33,7 +33,7 @@ def usable(x: Tensor, edges: int) -> Any:
 
 def usable_product(x: Tensor, edges: int, programs: int = 0) -> Any:
     """The same for products, which take any number of channels; `programs` is rows of values times rows."""
-    if x.device.type not in DEVICES or x.dtype not in _STORED or not fits(edges, programs, *x.shape):
+    if x.device.type not in DEVICES or x.dtype not in _STORED or max(edges, programs, *x.shape) >= LIMIT:
         return None
     kernels, reason = _probe(x.device)
     if kernels is None:

@@ -15,9 +15,9 @@ from structconv.primitives.native.indices import Csr, narrow
 from structconv.primitives.triton.splits import Parts, parts
 from structconv.primitives.triton.tiles import tile
 
-__all__ = ["Rows", "begin", "dot_rows", "drop_arguments", "end_softmax", "enter", "floats", "fold", "generator", "kept",
-           "launch", "load_row", "load_rows", "mix", "raised", "recalled", "span", "step", "strides", "unit",
-           "write_part", "write_softmax", "write_sums"]
+__all__ = ["Rows", "begin", "dot_rows", "drop_arguments", "end_softmax", "enter", "fold", "generator", "kept", "launch",
+           "load_row", "load_rows", "mix", "raised", "recalled", "span", "step", "strides", "write_part",
+           "write_softmax", "write_sums"]
 
 _FIRST, _SECOND, _GOLDEN = tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97), tl.constexpr(0x1E3779B9)
 _LOW = tl.constexpr(0xFFFFFFFF)
@@ -253,19 +253,9 @@ def launch(kernel: Any, programs: int, warps: int, *arguments: Any, **constants:
             kernel[(programs,)](*arguments, num_warps=warps, enable_fp_fusion=True, **constants)
 
 
-def unit(t: Tensor) -> Tensor:
-    """Return the tensor with contiguous channels."""
-    return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
-
-
 def strides(*tables: Tensor) -> list[int]:
     """Return the strides of rows and of heads."""
     return [stride for table in tables for stride in table.stride()[:2]]
-
-
-def floats(t: Tensor) -> Tensor:
-    """Contiguous float32."""
-    return t.to(torch.float32).contiguous()
 
 
 def dot_rows(by_target: Csr, grad: Tensor, y: Tensor, peaks: Tensor,
