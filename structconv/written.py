@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,9 @@ def text(value: Any) -> str:
     for home, names in _MODULES.items():
         if name is not None and getattr(names, name, None) is value:
             return f"{home}.{name}"
+    if type(value) is partial:
+        named = [f"{name}={text(argument)}" for name, argument in value.keywords.items()]
+        return f"functools.partial({', '.join([text(value.func), *map(text, value.args), *named])})"
     return repr(value)
 
 

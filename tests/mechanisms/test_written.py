@@ -1,6 +1,7 @@
 """The text of a mechanism or a weight is the Python that makes it, with each option that differs from its default."""
 
 import contextlib
+import functools
 import inspect
 
 import pytest
@@ -10,8 +11,8 @@ from structconv import bases, mechanisms, structures, weights
 from structconv.testing import SPECIMENS, Setup
 from tests.support.layers import LAYERS
 
-NAMES = {"torch": torch, **{name: getattr(home, name) for home in (bases, structures, weights, mechanisms)
-                            for name in home.__all__}}
+NAMES = {"torch": torch, "functools": functools, **{
+    name: getattr(home, name) for home in (bases, structures, weights, mechanisms) for name in home.__all__}}
 #: Specimens whose text is not Python that makes them, and why.
 EXEMPT = {
     **dict.fromkeys(("one term learned", "causal sink", "table with infinities", "padded", "padded batch",
@@ -53,7 +54,9 @@ def test_the_text_of_a_specimen_makes_it_again(name):
     "DotProduct(heads=2, dim=8, rotary=Rotary(base=500000.0, layout='half', channels=4))",
     "DotProduct(dim=4, rotary=Rotary(scaling={'rope_type': 'linear', 'factor': 2.0}))", "General(heads=2)",
     "BiAffine(heads=2, bilinear=False, target=False, constant=True, on='projected')", "BiAffine(rank=3)",
-    "Additive(dim=3, heads=2, activation=torch.relu)", "Additive(heads=2, on='projected')", "Concatenation(3, heads=2)",
+    "Additive(dim=3, heads=2, activation=torch.relu)", "Additive(heads=2, on='projected')",
+    "Additive(dim=3, activation=functools.partial(torch.nn.functional.leaky_relu, negative_slope=0.2))",
+    "Concatenation(3, heads=2)",
     "Channelwise(4)", "Gaussian()", "EmbeddedGaussian(3, heads=2)", "Pair(heads=2, hidden=5)", "Uniform(window=2)",
     "Uniform(window=(3, 3))", "Context(3, heads=2)", "Context(3, score=Additive(dim=3))", "ALiBi(heads=2)",
     "RelativeBias(2, heads=3, buckets='log')", "RelativeBias((1, 2), grid=Grid((2, 3)))", "RelativeBias((2,))",
