@@ -31,7 +31,6 @@ from structconv.bases.linear import Composed, Concat, LinearSum, Mixed, Repeated
 from structconv.bases.normalizations import LogSoftmax, NormalizedBy, SinkSoftmax, normalization
 from structconv.bases.pairs import NORMALIZATIONS
 from structconv.bases.pairwise import both, nodes
-from structconv.bases.tree import Leaf
 from structconv.errors import ConfigError, ShapeError, StructureError, class_remedy
 from structconv.shapes import check_choice, check_number
 from structconv.structures.graph import Graph
@@ -137,7 +136,7 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
         _check_same_entries("a * b", first, second)
         check_sizes("a * b", first, second)
         return _part_by_part("a * b", Product, first, second)
-    if not isinstance(second, Tensor | Leaf):
+    if not isinstance(second, Tensor):
         return _over_parts(first, lambda part: Scaled(part, check_number("c * a", "c", second)))
     if second.numel() not in (1, first.size):
         raise ShapeError("c * a", f"a tensor c must have 1 or K={first.size} elements", tuple(second.shape))
@@ -147,7 +146,7 @@ def multiply(first: Basis, second: Basis | Tensor | float) -> Basis:
 @operator("mix")
 def mix(basis: Basis, matrix: Tensor) -> Basis:
     """Linear combinations of heads; of scores where those of all heads exist."""
-    if not isinstance(matrix, Tensor | Leaf):
+    if not isinstance(matrix, Tensor):
         raise ConfigError("mix", "a basis must be given a matrix (K, J); a mechanism takes a number of heads too",
                           type(matrix).__name__)
     if matrix.dim() != 2 or matrix.shape[0] != basis.size or not matrix.is_floating_point():
@@ -259,7 +258,7 @@ def check_normalization(kind: Any, over: str, operand: Any) -> None:
 def softmax_with_sink(basis: Basis, sink: float | Tensor, over: str = "inputs") -> Basis:
     """A softmax whose denominator has one more term, e^sink."""
     check_normalization("softmax", over, basis)
-    if not isinstance(sink, Tensor | Leaf):
+    if not isinstance(sink, Tensor):
         return _over_parts(basis, lambda part: SinkSoftmax(part, check_number("softmax", "sink", sink), over))
     if sink.numel() not in (1, basis.size):
         raise ShapeError("softmax", f"a tensor as sink must have 1 or K={basis.size} elements", tuple(sink.shape))
@@ -311,7 +310,7 @@ def scaled(basis: Basis, scale: float | None = None) -> Basis:
     if scale is None and not basis.has_scores:
         raise ConfigError("scaled", "its basis must have scores", type(basis).__name__,
                           "Scale before the softmax, or give the factor: scaled(0.125).")
-    if scale is not None and not isinstance(scale, Tensor | Leaf):
+    if scale is not None and not isinstance(scale, Tensor):
         check_number("scaled", "scale", scale)
     return multiply(basis, depth(basis) ** -0.5 if scale is None else scale)
 

@@ -115,9 +115,9 @@ class Pairs(abc.ABC):
     def restore(self, values: Tensor) -> Tensor:
         """Rearrange values evaluated at `transposed()` in the layout of these pairs."""
 
-    def _lists(self, support: Support | None) -> bool:
-        """Return True if these are exactly the pairs of the support."""
-        return support is None
+    def _lists(self, support: Support) -> bool:
+        """Return True if these are known to be exactly the pairs of the support."""
+        return False
 
     def keep(self, support: Support | None) -> Tensor | None:
         """Return booleans, True for pairs that exist, broadcastable to (..., K, *shape); `None` for all."""
@@ -240,9 +240,7 @@ class Edges(Pairs):
     def target_index(self) -> Tensor:
         return self.graph.target.long()
 
-    def _lists(self, support: Support | None) -> bool:
-        if support is None:
-            return True
+    def _lists(self, support: Support) -> bool:
         graph, exact = support.listing(self.num_inputs, self.num_outputs, self.device)
         return exact and graph is self.graph
 
@@ -323,24 +321,20 @@ def normalized(values: Tensor, pairs: Pairs, support: Support | None, kind: str,
     keep = pairs.keep(support)
     if kind == "softmax":
         return pairs.softmax(values, keep, over)
-    return _divided(values.to(sum_dtype(values.dtype)), keep, pairs, support, kind, over).to(values.dtype)
-
-
-def _divided(values: Tensor, keep: Tensor | None, pairs: Pairs, support: Support | None, kind: str, over: str
-             ) -> Tensor:
+    result = values.to(sum_dtype(values.dtype))
     if kind == "sigmoid":
-        values = torch.sigmoid(values)
+        result = torch.sigmoid(result)
     if keep is not None:
-        values = torch.where(keep, values, torch.zeros((), dtype=values.dtype, device=values.device))
+        result = torch.where(keep, result, torch.zeros((), dtype=result.dtype, device=result.device))
     if kind == "sum":
-        total = pairs.total(values, over)
-        return values / torch.where(total == 0, torch.ones_like(total), total)
-    if kind == "count" and support is None:
-        return values / max(pairs.num_inputs if over == "inputs" else pairs.num_outputs, 1)
-    if kind == "count":
-        present = torch.ones_like(values) if keep is None else keep.to(values.dtype).expand_as(values)
-        return values / pairs.total(present, over).clamp(min=1)
-    return values
+        total = pairs.total(result, over)
+        result = result / torch.where(total == 0, torch.ones_like(total), total)
+    elif kind == "count" and support is None:
+        result = result / max(pairs.num_inputs if over == "inputs" else pairs.num_outputs, 1)
+    elif kind == "count":
+        present = torch.ones_like(result) if keep is None else keep.to(result.dtype).expand_as(result)
+        result = result / pairs.total(present, over).clamp(min=1)
+    return result.to(values.dtype)
 
 
 def full(num_inputs: int, num_outputs: int, dtype: torch.dtype, device: torch.device) -> Block:

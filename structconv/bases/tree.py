@@ -15,7 +15,6 @@ computes them.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from operator import attrgetter
@@ -75,11 +74,9 @@ class Projected(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the product."""
         return (*self.x.shape[:-2], self.heads, self.x.shape[-2], self.weight.shape[0] // self.heads)
 
     def tensor(self) -> Tensor:
-        """The product."""
         x, weight, bias, heads = self
         return linear(x, weight, bias).view(*x.shape[:-1], heads, weight.shape[0] // heads).transpose(-2, -3)
 
@@ -99,11 +96,9 @@ class Rotated(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the product."""
         return Projected(*self[:4]).shape
 
     def tensor(self) -> Tensor:
-        """The product, turned."""
         return rotate(Projected(*self[:4]).tensor(), *self[4:])
 
 
@@ -116,12 +111,10 @@ class Shared(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape with all heads."""
         *lead, groups, entries, depth = self.x.shape
         return *lead, groups * self.repeats, entries, depth
 
     def tensor(self) -> Tensor:
-        """All heads."""
         x: Tensor = tensor(self.x)
         return x.repeat_interleave(self.repeats, -3)
 
@@ -135,11 +128,9 @@ class Term(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the terms."""
         return *self.x.shape[:-3], self.vector.shape[0], self.x.shape[-2]
 
     def tensor(self) -> Tensor:
-        """The terms."""
         if self.x.shape[-3] == 1:
             return (self.x.squeeze(-3) @ self.vector.mT).mT
         return (self.x @ self.vector.unsqueeze(-1)).squeeze(-1)
@@ -167,11 +158,9 @@ class NormalizedWeights:
 
     @property
     def shape(self) -> tuple[int]:
-        """One number an edge."""
         return (self.graph.num_edges,)
 
     def dim(self) -> int:
-        """One axis."""
         return 1
 
     def tensor(self) -> Tensor:
@@ -238,38 +227,7 @@ class Leaf:
         self.requires_grad, self.lazy = like.requires_grad, lazy
 
     def dim(self) -> int:
-        """The number of axes."""
         return len(self.shape)
-
-    def numel(self) -> int:
-        """The number of numbers."""
-        return math.prod(self.shape)
-
-    def is_floating_point(self) -> bool:
-        """True if the dtype is floating."""
-        return self.dtype.is_floating_point
-
-    @property
-    def mT(self) -> Leaf:
-        """The transposed matrices."""
-        get, shape = self.get, self.shape
-        return Leaf(lambda basis: get(basis).mT, self, (*shape[:-2], shape[-1], shape[-2]))
-
-    def reshape(self, *shape: int) -> Leaf:
-        """Return the leaf with another shape; (-1,) is a vector of all numbers."""
-        get = self.get
-        return Leaf(lambda basis: get(basis).reshape(shape), self, (self.numel(),) if shape == (-1,) else shape)
-
-    def split(self, sizes: list[int]) -> tuple[Leaf, ...]:
-        """A vector in consecutive parts of these sizes."""
-        get = self.get
-        return tuple(Leaf(_item(lambda basis: get(basis).split(sizes), i), self, (size,))
-                     for i, size in enumerate(sizes))
-
-    @property
-    def is_cpu(self) -> bool:
-        """True if the device is the CPU."""
-        return self.device.type == "cpu"
 
 
 def tensor(leaf: Any) -> Any:

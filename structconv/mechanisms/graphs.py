@@ -56,8 +56,13 @@ class MatrixMechanism(GraphMechanism):
         raise NotImplementedError
 
     def checked(self, structure: Any) -> Graph | KnowledgeGraph:
-        """The structure, if it is of the right kind."""
-        return _graph(self, structure)
+        """The structure, if it is of the right kind: by default a graph whose outputs are its inputs."""
+        graph = _graph(self, structure)
+        if not graph.is_square:
+            sizes = f"M={graph.num_inputs}, N={graph.num_outputs}"
+            raise StructureError(type(self).__name__, "the graph must have as many inputs as outputs", sizes,
+                                 "Powers of a matrix need a square one.")
+        return graph
 
     def forward(self, inputs: Inputs) -> Basis:
         structure, dtype = inputs.structure, inputs.x.dtype
@@ -170,9 +175,6 @@ class Chebyshev(MatrixMechanism):
     def size(self) -> int:
         return self.order + 1
 
-    def checked(self, structure: Any) -> Graph:
-        return _square(self, _graph(self, structure))
-
     def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
         bound = laplacian_bound(structure, self.normalize_by) if self.lambda_max is None else self.lambda_max
         return scaled_laplacian(structure, self.normalize_by, bound, dtype)
@@ -230,9 +232,6 @@ class Powers(MatrixMechanism):
     @property
     def size(self) -> int:
         return self.order - self.first + 1
-
-    def checked(self, structure: Any) -> Graph:
-        return _square(self, _graph(self, structure))
 
     def matrix(self, structure: Graph, dtype: torch.dtype) -> Sparse:
         graph = structure.with_self_loops() if self.self_loops else structure
@@ -434,13 +433,6 @@ def _graph(mechanism: Mechanism, structure: Any) -> Graph:
         raise StructureError(type(mechanism).__name__, "structure must be a Graph", type(structure).__name__,
                              "Call it as layer(x, structure=graph); the pixel graph of a grid is grid.graph().")
     return structure
-
-
-def _square(mechanism: Mechanism, graph: Graph) -> Graph:
-    if not graph.is_square:
-        raise StructureError(type(mechanism).__name__, "the graph must have as many inputs as outputs",
-                             f"M={graph.num_inputs}, N={graph.num_outputs}", "Powers of a matrix need a square one.")
-    return graph
 
 
 def _knowledge(mechanism: Mechanism, structure: Any) -> KnowledgeGraph:

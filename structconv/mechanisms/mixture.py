@@ -18,7 +18,7 @@ from structconv.mechanisms.naming import all_named, by_name, called_on, called_w
 from structconv.planning.precision import autocast_dtype
 from structconv.planning.precision import cast as cast_to
 from structconv.structures.named import NamedStructures, Place
-from structconv.structures.samples import Samples, same_samples
+from structconv.structures.samples import same_samples
 
 __all__ = ["Mixture"]
 
@@ -33,19 +33,9 @@ class InputsOfParts(NamedTuple):
     values: tuple[Tensor, ...] = ()
 
     @property
-    def samples(self) -> Samples | None:
-        """The samples of the batch, if the structure is one."""
-        return getattr(self.structure, "samples", None)
-
-    @property
     def num_inputs(self) -> tuple[int, ...]:
         """M of each part."""
         return tuple([part.num_inputs for part in self.parts])
-
-    @property
-    def num_outputs(self) -> tuple[int, ...]:
-        """N for each part."""
-        return tuple([part.num_outputs for part in self.parts])
 
 
 class Mixture(Mechanism):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class Term(Mechanism):
     def size(self) -> int:
         return 1 if self.heads is None else self.heads
 
-    def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
+    def _adopted_beside(self, sibling: Mechanism) -> Self:
         if self.heads is not None:
             return self
         term = copy.deepcopy(self)
@@ -145,9 +145,9 @@ class RelativeKey(Term):
         self.dim, self.sinusoidal = dim, sinusoidal
         self._dim_beside: Callable[[Channels], int] | None = None
 
-    def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
+    def _adopted_beside(self, sibling: Mechanism) -> Self:
         term, beside = super()._adopted_beside(sibling), _product_in(sibling)
-        if beside is not None and isinstance(term, RelativeKey):
+        if beside is not None:
             term = copy.deepcopy(term) if term is self else term
             term.reads, term._dim_beside = ("content", "sibling"), partial(
                 _depth, beside.projects, beside.dim, beside.heads)
