@@ -159,8 +159,8 @@ class Conv(Expressed):
         try:
             if type(x) is not Tensor and is_nested(x, z):
                 return self._nested(x, z, structure, return_weights=return_weights)
-            call, image = self._call(x, z, structure, axes, positions)
-            plan = plan_for(call, self.path, self.max_bytes, image)
+            call, image = self._call(x, z, structure, axes, positions)  # check the arguments, build the basis
+            plan = plan_for(call, self.path, self.max_bytes, image)  # by the key of the call
             y = plan.run(call)
             if call.pending is not None:
                 x.bind(plan, call, structure)  # type: ignore[union-attr]
@@ -176,6 +176,81 @@ class Conv(Expressed):
 
     #: The original `forward`: a step binds to a plan only if `forward` was not replaced.
     computes: ClassVar[Any] = forward
+
+    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any = None
+              ) -> tuple[Call, Image | None]:
+        """Check the arguments of a call, and build its basis."""
+        modules: Any = self._modules
+        cache = None
+        if structure is not None and isinstance(structure, Tensor):
+            if not isinstance(x, dict | Cache):
+                check_tensor(type(self).__name__, self.call_names.x, x)
+            check_structure(type(self).__name__, structure, self.call_names.call)
+        if type(x) is Cache:
+            cache, x, structure = x, *self._of_prepared(x, structure, axes)
+        mechanism, relative = self.mechanism, modules.get("relative_value")
+
+        if cache is None:
+            parameters = self._parameters
+            theta: Weight = private.called(modules["weight"])
+            bias: Tensor | None = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401 - lazy
+            if self._added is not None:
+                theta, bias = self._added(theta, bias)
+        else:
+            theta, bias = cache.constants()
+
+        reads, expected_inputs = mechanism.reads, None
+        if type(x) is dict or "_reads" in mechanism.__dict__:
+            x = x_by_name(self, x)
+        if type(structure) is dict or "_names" in mechanism.__dict__:
+            structure = structures_of(mechanism, structure, axes)
+        if cache is not None and structure is cache.structure:
+            expected_inputs = cache.expected_inputs
+        elif structure is not None and not axes:
+            if "structure" not in reads:
+                check_unread(structure, reads)
+            if relative is not None:
+                check_output_positions(structure)
+            expected_inputs = mechanism._input_entries(structure)
+
+        if type(x) is dict:
+            if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
+                check_by_name(self, x, z, structure, axes)
+        elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
+              or (z is not None and not self._fit(x, z))
+              or (is_compiling() and not axes and not (has_sizes(x, None, self.in_channels)
+                                                       and (z is None or leads_fit(x, z))))):
+            check_inputs(self, x, z, structure, axes)
+        return call_of(mechanism, theta, bias, x, z, structure, axes,
+                       None if relative is None else private.called(relative), positions, cache, reads)
+
+    def _of_prepared(self, cache: Cache, structure: Any, axes: int) -> tuple[Tensor, Any]:
+        """The prepared x, and the structure of the call, by default that for which x was prepared."""
+        if cache.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
+            name = self.call_names.x
+            raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(cache),
+                              f"Prepare it by layer.prepare({name}).")
+        cache.check()
+        return cache.x, cache.structure if structure is None else structure
+
+    #: (Theta, b) -> Theta and the sum that is added to each output; `None` if they are Theta and b.
+    _added: ClassVar[Callable[[Any, Weight, Tensor | None], tuple[Weight, Tensor | None]] | None] = None
+
+    def _constants(self) -> tuple[Weight, Tensor | None]:
+        """Theta, and the sum that is added to each output: both depend on no input."""
+        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        return (theta, self.bias) if self._added is None else self._added(theta, self.bias)
+
+    def _heads(self, x: Tensor, start: int = 0) -> Tensor | Shared:
+        """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D), as a cache stores them."""
+        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
+        return cast(theta, autocast_dtype(x)).stored_heads(x)
+
+    def _fit(self, x: Tensor, z: Tensor) -> bool:
+        """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
+        """
+        return (isinstance(z, Tensor) and not z.is_nested and z.dtype is x.dtype and z.device == x.device
+                and has_sizes(x, None, self.in_channels) and has_sizes(z, None, self.other_channels))
 
     def basis(self, x: Several | Cache, structure: AnyStructure = None, *, z: Tensor | None = None, axes: int = 0,
               positions: int | Tensor | None = None) -> Basis:
@@ -296,78 +371,6 @@ class Conv(Expressed):
         except ERRORS:
             self._explain(x, z, structure, axes)
             raise
-
-    def _call(self, x: Any, z: Tensor | None, structure: Any, axes: int, positions: Any = None
-              ) -> tuple[Call, Image | None]:
-        """Collect the arguments of this call."""
-        modules: Any = self._modules
-        cache = None
-        if structure is not None and isinstance(structure, Tensor):
-            if not isinstance(x, dict | Cache):
-                check_tensor(type(self).__name__, self.call_names.x, x)
-            check_structure(type(self).__name__, structure, self.call_names.call)
-        if type(x) is Cache:
-            cache, x, structure = x, *self._of_prepared(x, structure, axes)
-        mechanism, relative = self.mechanism, modules.get("relative_value")
-        if cache is None:
-            parameters = self._parameters
-            theta: Weight = private.called(modules["weight"])
-            bias: Tensor | None = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401 - lazy
-            if self._added is not None:
-                theta, bias = self._added(theta, bias)
-        else:
-            theta, bias = cache.constants()
-        reads, expected_inputs = mechanism.reads, None
-        if type(x) is dict or "_reads" in mechanism.__dict__:
-            x = x_by_name(self, x)
-        if type(structure) is dict or "_names" in mechanism.__dict__:
-            structure = structures_of(mechanism, structure, axes)
-        if cache is not None and structure is cache.structure:
-            expected_inputs = cache.expected_inputs
-        elif structure is not None and not axes:
-            if "structure" not in reads:
-                check_unread(structure, reads)
-            if relative is not None:
-                check_output_positions(structure)
-            expected_inputs = mechanism._input_entries(structure)
-        if type(x) is dict:
-            if axes or z is not None or type(self.other_channels) is not dict or not fits(self, x, structure):
-                check_by_name(self, x, z, structure, axes)
-        elif (not isinstance(x, Tensor) or (expected_inputs is not None and expected_inputs != x.shape[-2])
-              or (z is not None and not self._fit(x, z))
-              or (is_compiling() and not axes and not (has_sizes(x, None, self.in_channels)
-                                                       and (z is None or leads_fit(x, z))))):
-            check_inputs(self, x, z, structure, axes)
-        return call_of(mechanism, theta, bias, x, z, structure, axes,
-                       None if relative is None else private.called(relative), positions, cache, reads)
-
-    def _of_prepared(self, cache: Cache, structure: Any, axes: int) -> tuple[Tensor, Any]:
-        """The prepared x, and the structure of the call, by default that for which x was prepared."""
-        if cache.layer.__dict__ is not self.__dict__ or axes:  # torch.export has several proxies of one module
-            name = self.call_names.x
-            raise ConfigError(type(self).__name__, f"{name} must be prepared by this layer, as entries", repr(cache),
-                              f"Prepare it by layer.prepare({name}).")
-        cache.check()
-        return cache.x, cache.structure if structure is None else structure
-
-    #: (Theta, b) -> Theta and the sum that is added to each output; `None` if they are Theta and b.
-    _added: ClassVar[Callable[[Any, Weight, Tensor | None], tuple[Weight, Tensor | None]] | None] = None
-
-    def _constants(self) -> tuple[Weight, Tensor | None]:
-        """Theta, and the sum that is added to each output: both depend on no input."""
-        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
-        return (theta, self.bias) if self._added is None else self._added(theta, self.bias)
-
-    def _heads(self, x: Tensor, start: int = 0) -> Tensor | Shared:
-        """x Theta_k, or x V_k where Theta_k = V_k O_k, (..., K, M, D), as a cache stores them."""
-        theta: Weight = private.called(self._modules["weight"])  # type: ignore[arg-type]
-        return cast(theta, autocast_dtype(x)).stored_heads(x)
-
-    def _fit(self, x: Tensor, z: Tensor) -> bool:
-        """Return True if x and z are plain tensors whose shapes, dtype and device match the layer. Runs in each call.
-        """
-        return (isinstance(z, Tensor) and not z.is_nested and z.dtype is x.dtype and z.device == x.device
-                and has_sizes(x, None, self.in_channels) and has_sizes(z, None, self.other_channels))
 
     @named
     def _explain(self, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
