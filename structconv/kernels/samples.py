@@ -49,16 +49,13 @@ class Samplewise(NamedTuple):
     keeps: bool
     plans: dict[Hashable, Plan]
 
-    def apply(self, r: Tensor, call: Call) -> Tensor:
-        """(..., K or 1, M, C) -> (..., K, N, C)."""
-        return self._run(r, call, None)
-
     def with_relative(self, call: Call) -> Tensor:
         """y with vectors of relative positions added to the values of each head."""
         r = call.theta.heads(call.x) if call.projected is None else call.projected
-        return call.theta.join(self._run(r, call, call.relative), call.bias)
+        return call.theta.join(self.apply(r, call, call.relative), call.bias)
 
-    def _run(self, r: Tensor, call: Call, relative: Tensor | None) -> Tensor:
+    def apply(self, r: Tensor, call: Call, relative: Tensor | None = None) -> Tensor:
+        """(..., K or 1, M, C) -> (..., K, N, C)."""
         basis = call.materialized()
         samples, lead = _samples_of(basis), broadcast(r.shape[:-3], basis.batch_shape)
         assert samples is not None
@@ -78,9 +75,9 @@ class Samplewise(NamedTuple):
 
         # Pairs of more than a block are evaluated again by the sample's own plan already.
         tensors = [r, *tensors_of_basis, *(() if relative is None else (relative,))]
-        cut = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
-        plain = [group for (_, group), again in zip(groups, cut, strict=True) if not again]
-        blocks = _blocks([group for group, again in zip(groups, cut, strict=True) if again])
+        again = [self.keeps and (numbers <= BLOCK_ELEMENTS or len(complete(basis)) == 2) for numbers, _ in groups]
+        plain = [group for (_, group), repeats in zip(groups, again, strict=True) if not repeats]
+        blocks = _blocks([group for group, repeats in zip(groups, again, strict=True) if repeats])
         parts = [run(plain, *tensors)] if plain else []
         parts += [recompute_blocks(run, tensors, blocks, reduce="cat")] if blocks else []
         order = [number for block in (plain, *blocks) for group in block for number in group]

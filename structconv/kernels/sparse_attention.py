@@ -309,7 +309,9 @@ class ScoredEdges(NamedTuple):
 
     def apply(self, r: Tensor, call: Call) -> Tensor:
         """A_k^T r_k."""
-        (scores, graph), edges = self._evaluated(call), self.edges
+        basis, edges = self.scores(call.basis), self.edges
+        graph = edges.pairs(call.basis, basis.num_inputs, basis.num_outputs, call.x.device)
+        scores = entries(basis, Edges(graph, call.x.dtype))
         size, options = edges.size, edges.options(call.basis)
         direct = r.dim() == 3 and scores.dim() == 2 and scores.shape[0] == size and is_direct(r, scores)
         edges_of_call = sorted_edges(graph, r.shape[1], graph.num_outputs, numbered=True) if direct else None
@@ -328,12 +330,6 @@ class ScoredEdges(NamedTuple):
     def weights(self, call: Call) -> Tensor:
         """(..., K, E) in the order of the edges."""
         return weights_at(call.materialized(), call.x.dtype)
-
-    def _evaluated(self, call: Call) -> tuple[Tensor, Graph]:
-        """(..., K, E), and the edges."""
-        basis = self.scores(call.basis)
-        graph = self.edges.pairs(call.basis, basis.num_inputs, basis.num_outputs, call.x.device)
-        return entries(basis, Edges(graph, call.x.dtype)), graph
 
 
 def _scored(node: Basis, edges: AttentionEdges, support: Support | None) -> ScoredEdges | None:

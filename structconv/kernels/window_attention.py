@@ -100,7 +100,8 @@ class Windowed(NamedTuple):
         samples = None if self.samples is None else self.samples(call.basis)
         counts = (entries, entries) if samples is None else (samples.num_outputs, samples.num_inputs)
         sizes = entries, key.shape[-2]
-        if sizes != counts or not 0 < channels <= MAX_WINDOW_CHANNELS or not _native(query, key, r):
+        if sizes != counts or not 0 < channels <= MAX_WINDOW_CHANNELS or not (
+                query.dtype == key.dtype == r.dtype and r.dtype in STORED):
             return call.materialized().apply(r)
         lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
         offsets = self.offsets(entries, samples)
@@ -196,10 +197,6 @@ def _stored(scores: Bilinear) -> bool:
     q, k = scores.query, scores.key
     return q.device.type == "cpu" and q.dtype == k.dtype and q.dtype in STORED and (
         0 < q.shape[-1] <= MAX_WINDOW_CHANNELS)
-
-
-def _native(*tensors: Tensor) -> bool:
-    return len({t.dtype for t in tensors}) == 1 and tensors[0].dtype in STORED
 
 
 def _table(bias: Basis, offsets: Offsets) -> Tensor:

@@ -289,7 +289,10 @@ class Cache:
         start, entries = self.length, tuple(self._entries.values())
         concatenates = self._x.concatenates or True in [own.rows.concatenates for own in entries]
         results = [_stored(own.make(x, start), self._dtype)[0] for own in entries] if concatenates else None
-        self._drop()
+        unread = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
+        for rows in self._rows() if unread else ():
+            rows.drop(unread)
+        self.dropped += unread
         self._x.append(x)
         if results is None:
             for own in entries:
@@ -400,13 +403,6 @@ class Cache:
     def _rows(self) -> list[GrowingTensor]:
         self._compute_pending()
         return [self._x, *[own.rows for own in self._entries.values()]]
-
-    def _drop(self) -> None:
-        """Drop the entries that no later output reads."""
-        unread = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
-        for rows in self._rows() if unread else ():
-            rows.drop(unread)
-        self.dropped += unread
 
     def __repr__(self) -> str:
         gone = f", of which {self.dropped} are gone" if self.dropped else ""

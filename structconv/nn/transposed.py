@@ -69,23 +69,17 @@ class _ConvTransposeNd(Composite):
         return self.conv.basis(entries, structure=finer)
 
     def _entries(self, image: Tensor) -> tuple[Tensor, Grid]:
-        """The image's entries, and the grid of the outputs."""
+        """The image's entries, after zeros for `output_padding` that is not smaller than the stride, and the grid of
+        the outputs."""
+        zeros = [more // step for more, step in zip(self.output_padding, self.stride, strict=True)]
         try:
-            entries, grid = to_entries(self._lengthened(image), self.axes)
+            longer = pad(image, [size for more in reversed(zeros) for size in (0, more)]) if any(zeros) else image
+            entries, grid = to_entries(longer, self.axes)
         except ERRORS:
             check_tensor(type(self).__name__, "image", image)
             raise
-        before = [size - more for size, more in zip(grid.shape, self._zeros, strict=True)]
+        before = [size - more for size, more in zip(grid.shape, zeros, strict=True)]
         return entries, self.output_grid(Grid(tuple(before)))
-
-    @property
-    def _zeros(self) -> tuple[int, ...]:
-        """The number of zeros that `output_padding` adds to an image after each axis."""
-        return tuple(more // step for more, step in zip(self.output_padding, self.stride, strict=True))
-
-    def _lengthened(self, image: Tensor) -> Tensor:
-        zeros = self._zeros
-        return pad(image, [size for more in reversed(zeros) for size in (0, more)]) if any(zeros) else image
 
     def output_grid(self, grid: Grid) -> Grid:
         """Return the grid of the outputs: S' = stride (S - 1) + dilation (kernel_size - 1) + 1 - 2 padding +

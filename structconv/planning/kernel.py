@@ -180,11 +180,6 @@ def registered() -> tuple[Kernel, ...]:
     return tuple(_ORDERED)
 
 
-def known_paths() -> list[str]:
-    """The orders of all kernels, sorted."""
-    return sorted({order for kernel in _ORDERED for order in kernel.orders})
-
-
 def ordered(kernels: dict[str, Kernel]) -> list[Kernel]:
     """The kernels in an order that keeps all precedences.
 

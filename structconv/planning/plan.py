@@ -31,8 +31,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import FORGET, Kernel, Registered, known_paths, matching
-from structconv.planning.precision import without_autocast
+from structconv.planning.kernel import FORGET, Kernel, Registered, matching, registered
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
@@ -111,7 +110,7 @@ def _check_limits(path: Any, max_bytes: Any) -> None:
 
 def check_path(owner: str, path: str) -> None:
     """Raise `ConfigError` if no kernel computes in this order."""
-    known = known_paths()
+    known = sorted({order for kernel in registered() for order in kernel.orders})
     if path not in known:
         raise ConfigError(owner, f"path must be one of {', '.join(map(repr, known))}, or None", repr(path))
 
@@ -251,8 +250,17 @@ def _weights(weighed: _Weighed, problem: Problem) -> Run:
 
 
 def _in_one_dtype(run: Run, problem: Problem) -> Run:
-    """Return the function that runs without autocast, for plans of calls under autocast."""
-    return without_autocast(run, problem.x.device.type) if private.any_autocast() else run
+    """Return the function that runs without autocast, so that no operator in a kernel casts, if this is a plan of calls
+    under autocast."""
+    if not private.any_autocast():
+        return run
+    kind = problem.x.device.type
+
+    def plain(call: Call) -> Tensor:
+        with private.without_autocast(kind):
+            return run(call)
+
+    return plain
 
 
 def _of_images(run: Run, image: Image) -> Run:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from structconv import torch_compat as private
 from structconv.bases.tree import Function, NormalizedWeights
-from structconv.planning.problem import Call, Run
+from structconv.planning.problem import Call
 from structconv.structures.values import Structure, map_tensors
 
-__all__ = ["autocast_dtype", "cast", "cast_call", "promoted_dtype", "without_autocast"]
+__all__ = ["autocast_dtype", "cast", "cast_call", "promoted_dtype"]
 
 T = TypeVar("T")
 
@@ -70,15 +70,6 @@ def promoted_dtype(*values: Any) -> torch.dtype | None:
 
     map_tensors(values, promote, whole=(Structure,), also=(NormalizedWeights,))
     return result
-
-
-def without_autocast(run: Run, kind: str) -> Run:
-    """Return the function that runs with autocast off, so that no operator inside a kernel casts."""
-    def plain(call: Call) -> Tensor:
-        with private.without_autocast(kind):
-            return run(call)
-
-    return plain
 
 
 def _may_be_cast(t: Tensor) -> bool:

@@ -85,7 +85,7 @@ def measured(runs: dict[str, Run], call: Call, key: Hashable) -> Seconds:
     """The seconds of each of these runs for this class of problems, remembered or timed now on `call`; empty if timing
     is not possible."""
     digest = hashlib.sha256(repr(_written(key)).encode()).hexdigest()[:32]
-    path, environment = _file(), _environment(call.x.device)
+    path, environment = _file(), _environment(call.x.device, torch.get_num_threads())
     known = _known(environment).get(digest, {})
     if all(name in known for name in runs):
         return known
@@ -169,13 +169,9 @@ def _work(run: Run, call: Call) -> Callable[[], None]:
 
 # -- memory -------------------------------------------------------------------------------------------------------
 
-def _environment(device: torch.device) -> str:
-    """The machine and the versions for which a measurement holds."""
-    return _described(device, torch.get_num_threads())
-
-
 @functools.cache
-def _described(device: torch.device, threads: int) -> str:
+def _environment(device: torch.device, threads: int) -> str:
+    """The machine and the versions for which a measurement holds."""
     if device.type == "cuda":
         where = torch.cuda.get_device_name(device)
     else:
