@@ -18,7 +18,7 @@ basis, without Theta, derives from `kernels.orders.Applied` and defines `applica
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from structconv.bases.base import Basis
@@ -26,9 +26,9 @@ from structconv.bases.pairwise import weights_at
 from structconv.errors import ConfigError, class_remedy
 from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
-from structconv.planning.tables import Plan
+from structconv.planning.tables import PLANS, Plan
 
-__all__ = ["FORGET", "OF_USERS", "Kernel", "Registered", "complete", "matching", "ordered", "register", "registered"]
+__all__ = ["OF_USERS", "Kernel", "Registered", "complete", "matching", "ordered", "register", "registered"]
 
 
 class Kernel(abc.ABC):
@@ -110,8 +110,6 @@ class Kernel(abc.ABC):
         return self.name
 
 
-#: Called when a kernel is registered: what was decided without it is to be forgotten.
-FORGET: list[Callable[[], object]] = []
 _KERNELS: dict[str, Kernel] = {}
 _ORDERED: list[Kernel] = []
 #: The kernels of the package, once all are registered: from then on an unknown name is an error.
@@ -149,8 +147,7 @@ def register(kernel: Kernel) -> Kernel:
     _ORDERED[:] = order
     _KERNELS.update(kernels)
     Registered.times += 1
-    for forget in FORGET:
-        forget()
+    PLANS.clear()
     return kernel
 
 

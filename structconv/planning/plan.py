@@ -31,8 +31,9 @@ from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import FORGET, Kernel, Registered, matching, registered
+from structconv.planning.kernel import Kernel, Registered, matching, registered
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
+from structconv.planning.tables import PLANS as _PLANS
 from structconv.planning.tables import Candidate, Plan
 from structconv.planning.tuning import Autotuning
 from structconv.shapes import check_alike, check_not_traced, layout_hint
@@ -43,8 +44,6 @@ __all__ = ["CAPACITY", "Candidate", "Plan", "check_path", "decide", "plan_for", 
 _grad_enabled = torch.is_grad_enabled
 #: Plans that are stored; beyond this number, the older half is removed.
 CAPACITY = 2048
-_PLANS: dict[Hashable, Plan] = {}
-FORGET.append(_PLANS.clear)
 
 
 def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, image: Image | None = None) -> Plan:

@@ -10,7 +10,7 @@ from html import escape
 from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Run
 
-__all__ = ["Candidate", "Plan"]
+__all__ = ["PLANS", "Candidate", "Plan"]
 
 _HEAD = ("", "path", "kernel", "GFLOP", "MB moved", "MB held", "ms", "measured ms", "")
 _FIRST_NUMBER, _MEASURED = 3, 7
@@ -112,6 +112,10 @@ class Plan:
         table = "".join([_html_row("th", head), *(_html_row("td", row) for row in rows)])
         parts = "".join(f'<div style="margin-left: 2em">{part._repr_html_()}</div>' for part in self.parts)
         return f"<p>{escape(self.problem)}</p><table>{table}</table>{parts}"
+
+
+#: The plans of this process, by the keys of the calls that they serve. A registration clears them.
+PLANS: dict[Hashable, Plan] = {}
 
 
 def _html_row(tag: str, row: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from structconv.kernels import samples as kernel
 from structconv.mechanisms import Additive, DotProduct, Location, RelativeKey
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.planning import Call, Cost, plan_for
-from structconv.planning.kernel import FORGET
+from structconv.planning.tables import PLANS
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
 from structconv.testing.batches import check_samples
 from structconv.weights import LowRank
@@ -26,11 +26,9 @@ from tests.test_batches import REFUSED, USES
 def preferred(monkeypatch):
     """The path costs nothing."""
     monkeypatch.setattr(kernel.SampleBySample, "application_cost", lambda *_: Cost())
-    for forget in FORGET:
-        forget()
+    PLANS.clear()
     yield
-    for forget in FORGET:
-        forget()
+    PLANS.clear()
 
 
 @pytest.mark.parametrize("name", drawn(sorted(USES.keys() - REFUSED), 6))
