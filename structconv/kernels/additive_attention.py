@@ -15,7 +15,7 @@ from structconv.bases.entrywise import Dropped, Normalized
 from structconv.bases.scores import Additive
 from structconv.bases.tree import getter, tensor
 from structconv.derived import derived, values_known
-from structconv.kernels.expressions import Dropout, Existing, finite, listed, pairs_list, softmax_over_inputs, unmasked
+from structconv.kernels.expressions import Dropout, Existing, is_listed, pairs_list, softmax_over_inputs, unmasked
 from structconv.kernels.folding import Folding
 from structconv.kernels.orders import Application, Applied
 from structconv.kernels.sparse_attention import AttentionEdges
@@ -23,6 +23,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
+from structconv.primitives.functions import finite
 from structconv.primitives.native.dense_additive import StepInputs, additive_step, dense_additive_attention, factor_of
 from structconv.primitives.native.dispatch import drop_of, usable
 from structconv.primitives.native.edge_attention import (
@@ -178,7 +179,7 @@ class AdditiveAttention(Applied):
         existing = Existing.of(None if pairs else support, problem.inputs, problem.outputs)
         steps = problem.reused and not dropout.p
         if existing is None or existing.others or (existing.paddings and (existing.causal or not steps)) or (
-                pairs is None and support is not None and listed(weights.child)):
+                pairs is None and support is not None and is_listed(weights.child)):
             return None
         edges = None if pairs is None else AttentionEdges(pairs, dropout, node.size)
         return AdditiveScores(getter(node.source), getter(node.target), getter(node.vector), *named, node.size, dropout,

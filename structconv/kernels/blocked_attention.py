@@ -20,13 +20,12 @@ from structconv.kernels.expressions import (
     Term,
     buckets,
     diagonal,
-    filled,
-    finite,
-    listed,
+    is_listed,
     products,
     summands,
     table_rows,
     tables,
+    terms_of_calls,
     undropped,
     unscaled,
 )
@@ -37,9 +36,10 @@ from structconv.planning.fitted import FUSED_SHARE
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
+from structconv.primitives.functions import finite
 from structconv.shapes import broadcast
 
-__all__ = ["Blocked", "BlockedAttention", "fitting", "mapped"]
+__all__ = ["Blocked", "BlockedAttention", "fits_blocks", "mapped"]
 
 _MAPS: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
     (torch.relu, "relu"), (torch.nn.functional.relu, "relu"), (torch.tanh, "tanh"), (torch.sigmoid, "sigmoid"),
@@ -122,10 +122,10 @@ class BlockedAttention(Applied):
             return None
         parts = mapped(weights)
         terms = None if parts is None else summands(parts[3])
-        if parts is None or terms is None or not fitting(terms) or listed(weights.child):
+        if parts is None or terms is None or not fits_blocks(terms) or is_listed(weights.child):
             return None
         existing = Existing.of(weights.child.support(), weights.num_inputs, weights.num_outputs)
-        return None if existing is None else Blocked(filled(terms), *parts[:3], dropout, existing, weights.size)
+        return None if existing is None else Blocked(terms_of_calls(terms), *parts[:3], dropout, existing, weights.size)
 
     def application_cost(self, match: Any, problem: Problem, channels: int, mode: str) -> Cost:
         return application(problem.basis, problem.sizes, channels, mode).repeated(FUSED_SHARE)
@@ -143,7 +143,7 @@ def mapped(weights: Normalized) -> tuple[str, str, float, Basis] | None:
     return ("none", "sigmoid", 1.0, weights.child) if kind == "sigmoid" else (kind, "identity", 1.0, weights.child)
 
 
-def fitting(terms: tuple[Summand, ...]) -> bool:
+def fits_blocks(terms: tuple[Summand, ...]) -> bool:
     """Return True if a term is a product, and the terms that depend on output and offset share their buckets."""
     kinds = {(leaf.kind, leaf.clip) for leaf in tables(terms)}
     return len(kinds) <= 1 and any(isinstance(leaf, PRODUCTS) for leaf, _ in terms)

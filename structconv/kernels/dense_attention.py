@@ -21,8 +21,7 @@ from structconv.derived import Owner
 from structconv.kernels.expressions import (
     Dropout,
     Existing,
-    finite,
-    listed,
+    is_listed,
     product_and_bias,
     softmax_over_inputs,
     unmasked,
@@ -34,6 +33,7 @@ from structconv.planning.counts import application
 from structconv.planning.fitted import FUSED_SHARE, PADDED
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
+from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.native.dispatch import drop_of, kernels
 from structconv.shapes import broadcast
@@ -159,7 +159,7 @@ def matched(basis: Normalized, bias: Held | Moved | None) -> Attended | None:
         return None
     node = basis.child if bias is None else product_and_bias(unmasked(basis.child), lambda part: part is bias)[0]
     scale, node = unscaled(node)
-    if not isinstance(node, Bilinear) or listed(basis.child):
+    if not isinstance(node, Bilinear) or is_listed(basis.child):
         return None
     existing = Existing.of(basis.child.support(), node.num_inputs, node.num_outputs)
     if existing is None:

@@ -20,15 +20,14 @@ from structconv.bases.positions import Distance, Lookup, bucket
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.tree import Leaf, getter, materializer
 from structconv.derived import derived
-from structconv.primitives.functions import finite
 from structconv.shapes import broadcast, concatenate
 from structconv.structures.graph import Graph, listed_edges
 from structconv.structures.masks import joined_by_and
 from structconv.structures.supports import Causal, DenseMask, EdgeSupport, Padding, Support
 
 __all__ = ["PRODUCTS", "Dropout", "Existing", "Factor", "Summand", "Term", "all_of", "buckets", "by_head", "diagonal",
-           "filled", "finite", "is_by_offset", "listed", "pairs_list", "product_and_bias", "products",
-           "softmax_over_inputs", "summands", "table_rows", "tables", "undropped", "unmasked", "unscaled"]
+           "is_by_offset", "is_listed", "pairs_list", "product_and_bias", "products", "softmax_over_inputs", "summands",
+           "table_rows", "tables", "terms_of_calls", "undropped", "unmasked", "unscaled"]
 
 
 class Dropout(NamedTuple):
@@ -84,7 +83,7 @@ def product_and_bias(node: Basis, fits: Callable[[Basis], bool]) -> tuple[Basis,
 
 # -- which pairs exist --------------------------------------------------------------------------------------------
 
-def listed(basis: Basis) -> bool:
+def is_listed(basis: Basis) -> bool:
     """Return True if the pairs of a basis's support are given by a list."""
     support = basis.support()
     return support is not None and support.edge_bound(basis.num_inputs, basis.num_outputs) is not None
@@ -212,7 +211,7 @@ def is_by_offset(leaf: Basis) -> bool:
                                           and leaf.table.shape[-2] == 1)
 
 
-def filled(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:
+def terms_of_calls(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]]:
     """(basis) -> the terms of a call, each with its factor."""
     fills = [(materializer(leaf), materializer(factors)) for leaf, factors in terms]
     return lambda basis: tuple((fill(basis), math.prod(factors(basis))) for fill, factors in fills)

@@ -29,18 +29,17 @@ from structconv.bases.entrywise import Normalized
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.tree import getter
 from structconv.derived import derived
-from structconv.kernels.blocked_attention import Blocked, BlockedAttention, fitting, mapped
+from structconv.kernels.blocked_attention import Blocked, BlockedAttention, fits_blocks, mapped
 from structconv.kernels.expressions import (
     Term,
     all_of,
     buckets,
     diagonal,
-    filled,
-    finite,
     products,
     summands,
     table_rows,
     tables,
+    terms_of_calls,
 )
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost
@@ -48,6 +47,7 @@ from structconv.planning.fitted import DENSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
+from structconv.primitives.functions import finite
 from structconv.structures.masks import And, Not, Or, Transposed, joined_by_and
 from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Padding, Support, Window
 
@@ -303,11 +303,11 @@ class FlexAttention(Applied):
         parts = mapped(basis) if triton.working(device) else None
         terms = None if parts is None else summands(parts[3])
         present = Present.of(basis.child.support())
-        if parts is None or terms is None or present is None or not fitting(terms):
+        if parts is None or terms is None or present is None or not fits_blocks(terms):
             return None
         depth = sum(leaf.depth if isinstance(leaf, Bilinear) else 2 for leaf, _ in terms
                     if isinstance(leaf, Bilinear | Affine))
-        return FlexScores(filled(terms), parts[1], parts[2], present, basis.size, depth,
+        return FlexScores(terms_of_calls(terms), parts[1], parts[2], present, basis.size, depth,
                           BlockedAttention().match(problem))
 
     def application_cost(self, match: FlexScores, problem: Problem, channels: int, mode: str) -> Cost:

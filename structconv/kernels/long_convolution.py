@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from structconv.bases.shift import Shift
-from structconv.kernels.expressions import finite
 from structconv.kernels.grid import ConvolutionWindow, GridConvolution
 from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.problem import Call, Problem, Run
+from structconv.primitives.functions import finite
 from structconv.structures.grid import Grid
 from structconv.weights import Depthwise, Full
 from structconv.weights.base import plus

@@ -17,13 +17,13 @@ from torch import Tensor
 from structconv.bases.entrywise import Masked, Normalized
 from structconv.bases.linear import Scaled
 from structconv.bases.scores import Bilinear
-from structconv.kernels.expressions import Existing, Term, filled, finite, listed, products, summands
+from structconv.kernels.expressions import Existing, Term, is_listed, products, summands, terms_of_calls
 from structconv.kernels.orders import Application, Applied
 from structconv.planning.cost import Cost, lost_flops
 from structconv.planning.fitted import CAUSAL_CALLS, DENSE_CALLS, DIVIDED_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.functions import sum_dtype
+from structconv.primitives.functions import finite, sum_dtype
 
 __all__ = ["CHUNK", "Reassociation", "causal_product"]
 
@@ -139,13 +139,13 @@ class Reassociation(Applied):
         kind, over, scores = (basis.kind, basis.over, basis.child) if isinstance(basis, Normalized) else (
             "none", "inputs", basis)
         terms = summands(scores) if kind in ("none", "count", "sum") else None
-        if terms is None or not all(isinstance(leaf, Bilinear) for leaf, _ in terms) or listed(scores):
+        if terms is None or not all(isinstance(leaf, Bilinear) for leaf, _ in terms) or is_listed(scores):
             return None
         existing = Existing.of(scores.support(), scores.num_inputs, scores.num_outputs)
         if existing is None or existing.others or (existing.causal and over == "outputs"):
             return None
         depth = sum(leaf.depth for leaf, _ in terms if isinstance(leaf, Bilinear))
-        return Reassociated(filled(terms), depth, basis.size, kind, over, existing)
+        return Reassociated(terms_of_calls(terms), depth, basis.size, kind, over, existing)
 
     def application_cost(self, match: Reassociated, problem: Problem, channels: int, mode: str) -> Cost:
         """Two products that run through the D channels, and the rows and columns divided."""

@@ -246,7 +246,7 @@ class BilinearEdges(NamedTuple):
                                  scale=self.scale, **self.edges.options(call.basis))
         return batch.weights(entries).to(call.x.dtype)
 
-    def joint(self, otherwise: Run, problem: Problem) -> Run:
+    def in_one_product(self, otherwise: Run, problem: Problem) -> Run:
         """`between` with queries, keys and values in one product, where all are projections of one x (M, P)."""
         if not isinstance(problem.theta, HeadBlocks | LowRank) or problem.projected:
             return otherwise
@@ -396,7 +396,7 @@ class EdgeAttention(Applied):
         if path != "between":
             return run
         if isinstance(match, BilinearEdges):
-            return match.joint(run, problem)
+            return match.in_one_product(run, problem)
         graph = match.edges.graph
         if not isinstance(match, AffineEdges) or graph is None or problem.x.dim() != 2:
             return run
