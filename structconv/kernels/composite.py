@@ -80,7 +80,7 @@ class PerPart(Kernel):
         for number, part in enumerate(cast(Concat, problem.basis).parts):
             theta = problem.theta.slice(at, at + part.size)
             if problem.projected and not theta.sums_heads:
-                return None  # what is projected are the channels of y, not those between two factors
+                return None  # the projected channels are those of y, not those between two factors
             plan = decide(problem.part(part, theta))
             parts.append(Part(plan, partial(_with_heads, number, at, at + part.size)))
             at += part.size
@@ -198,7 +198,7 @@ def _applied(basis: Any, problem: Problem) -> Any:
 
 
 def cheapest(problem: Problem, channels: int, mode: str) -> tuple[Application, Cost]:
-    """The cheapest way to apply a basis to so many channels, and what it costs."""
+    """The cheapest way to apply a basis to this number of channels, and its cost."""
     rates, least = machine.rates(problem.x.device), float("inf")
     best: Any = None
     for kernel, match, _ in matching(problem):

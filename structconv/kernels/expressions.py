@@ -31,7 +31,7 @@ __all__ = ["PRODUCTS", "Dropout", "Existing", "Factor", "Summand", "Term", "all_
 
 
 class Dropout(NamedTuple):
-    """p, and what finds the seed; 0 and none without dropout."""
+    """p, and a function that finds the seed in a basis; 0 and none without dropout."""
 
     p: float = 0.0
     seed: Callable[[Any], Tensor] | None = None
@@ -90,7 +90,7 @@ def is_listed(basis: Basis) -> bool:
 
 
 def pairs_list(support: Support | None) -> Callable[[Any, int, int, torch.device], Graph] | None:
-    """(basis, M, N, device) -> the list of exactly the pairs that exist; `None` where there is no such list."""
+    """(basis, M, N, device) -> the list of exactly the pairs that exist; `None` if there is no such list."""
     if support is None or not support.listed:
         return None
     if isinstance(support, EdgeSupport):
@@ -116,8 +116,8 @@ MASK_ELEMENTS, REMEMBERED = 1 << 27, 1 << 22
 
 
 class Existing(NamedTuple):
-    """The parts of a support's spec: only pairs m <= n (`causal`), and what finds the booleans (..., M) of each
-    padding, and the supports of other kinds."""
+    """The parts of a support's spec: whether only pairs m <= n exist (`causal`), and functions that find the booleans
+    (..., M) of each padding, and the supports of other kinds."""
 
     causal: bool
     paddings: tuple[Callable[[Any], Tensor], ...]
@@ -125,7 +125,7 @@ class Existing(NamedTuple):
 
     @classmethod
     def of(cls, support: Support | None, num_inputs: int, num_outputs: int) -> Existing | None:
-        """The parts of a support; `None` where a table of its pairs would be too large."""
+        """The parts of a support; `None` if a table of its pairs would be too large."""
         parts = joined_by_and(support)
         others = [part for part in parts if not isinstance(part, Causal | Padding)]
         entries = math.prod(broadcast(*(part.batch_shape for part in others))) if others else 0

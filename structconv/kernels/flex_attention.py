@@ -61,7 +61,8 @@ _FIRST: dict[Hashable, Support] = {}
 
 
 class Present(NamedTuple):
-    """The pairs that are in every part: functions of only m and n, and what finds booleans (..., M) and (..., M, N)."""
+    """The pairs that are in every part: supports that depend only on m and n, and functions that find the booleans
+    (..., M) and (..., M, N) of the others in a basis."""
 
     parts: tuple[Support, ...]
     paddings: tuple[Callable[[Any], Tensor], ...]
@@ -69,7 +70,7 @@ class Present(NamedTuple):
 
     @classmethod
     def of(cls, support: Support | None) -> Present | None:
-        """The parts of a support's spec; `None` where one of them is of another kind."""
+        """The parts of a support's spec; `None` if one of them is of another kind."""
         parts = joined_by_and(support)
         functions = [part for part in parts if not isinstance(part, Padding | DenseMask)]
         if not all(map(_computable, functions)):
@@ -157,7 +158,7 @@ def _counts(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch
     return torch.cat(counts)
 
 
-#: Devices that Flex is offered for; none where torch was built without a GPU.
+#: Devices on which Flex is used; none if torch was built without a GPU.
 DEVICES = ("cuda",) if torch.version.cuda or torch.version.hip else ()
 #: Devices where Flex is evaluated as it is written, with (M, N) scores: where it is tested, and not offered.
 UNCOMPILED = ("cpu",)
@@ -246,7 +247,7 @@ class Maps(NamedTuple):
 
 
 def _own(t: Tensor) -> Tensor:
-    """A copy in float32: torch loses the gradient of what a score function reads where that is a view."""
+    """A copy in float32: torch loses the gradient of a tensor that a score function reads if it is a view."""
     return t.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 

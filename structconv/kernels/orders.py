@@ -70,17 +70,17 @@ class Application(NamedTuple):
     weights: Run | None = None
 
     def analyze(self) -> Apply:
-        """`analysis`, by the method that is there."""
+        """`analysis`, or the same by `apply`."""
         apply, analysis = self.apply, self.analysis  # compared with None: torch 2.12 traces no `or` of functions
         return (lambda x, call: apply(x.unsqueeze(-3), call)) if analysis is None else analysis
 
     def rows(self) -> Apply:
-        """`single`, by the method that is there."""
+        """`single`, or the same by `analysis`."""
         analysis, single = self.analyze(), self.single
         return (lambda x, call: analysis(x, call).squeeze(-3)) if single is None else single
 
     def synthesize(self) -> Apply:
-        """`synthesis`, by the method that is there."""
+        """`synthesis`, or the same by `apply`."""
         apply, synthesis = self.apply, self.synthesis
         return (lambda r, call: apply(r, call).sum(-3)) if synthesis is None else synthesis
 
@@ -210,7 +210,7 @@ _ORDERS: dict[str, Callable[[Application, Problem], Run]] = {
 
 # -- their costs --------------------------------------------------------------------------------------------------
 
-#: (channels, mode) -> what the structure costs, forward.
+#: (channels, mode) -> the forward cost of the structure.
 Structure = Callable[[int, str], Cost]
 
 

@@ -73,7 +73,7 @@ class Recurrences(Applied):
 
 
 class Polynomials(NamedTuple):
-    """The polynomials of a sparse matrix, and what finds its edges."""
+    """The polynomials of a sparse matrix, and functions that find its edges and values in a basis."""
 
     graph: Callable[[Any], Graph]
     values: Callable[[Any], Tensor] | None
@@ -82,7 +82,7 @@ class Polynomials(NamedTuple):
     chebyshev: bool
 
     def edges(self, call: Call) -> tuple[Csr, Csr, Tensor | None] | None:
-        """Both layouts, and the values (E,); `None` where these learn: the recurrences take them for constants."""
+        """Both layouts, and the values (E,); `None` if these need a gradient, which the recurrences do not compute."""
         values = None if self.values is None else self.values(call.basis)
         if values is not None and values.requires_grad and torch.is_grad_enabled():
             return None

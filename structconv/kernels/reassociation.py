@@ -27,12 +27,12 @@ from structconv.primitives.functions import finite, sum_dtype
 
 __all__ = ["CHUNK", "Reassociation", "causal_product"]
 
-#: Consecutive outputs whose pairs among themselves are visited where an output reads what came before.
+#: Consecutive outputs of a causal product whose pairs among themselves are visited.
 CHUNK = 128
 
 
 class Reassociated(NamedTuple):
-    """a_kmn = scale <query_kn, key_km> at existing pairs, divided as `kind` and `over` say, with D = `depth` of all
+    """a_kmn = scale <query_kn, key_km> at existing pairs, normalized by `kind` and `over`, with D = `depth` of all
     `terms`. 16-bit types are computed in float32: key^T x sums over all inputs, which float16 cannot hold for positive
     keys."""
 
@@ -118,8 +118,8 @@ def _wide(t: Tensor) -> Tensor:
 
 def causal_product(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     """y_n = sum over m <= n of <query_n, key_m> values_m, from (..., N, D), (..., M, D) and (..., M, C), by chunks of
-    outputs: what came before as a running sum of key^T value, what is in it by its pairs (Katharopoulos et al. 2020,
-    section 3.3, chunk by chunk). O(N (C D + CHUNK (C + D))) flops, O(N C D / CHUNK) memory."""
+    outputs: the pairs within a chunk directly, earlier ones by a running sum of key^T value (Katharopoulos et al. 2020,
+    section 3.3, by chunks). O(N (C D + CHUNK (C + D))) flops, O(N C D / CHUNK) memory."""
     outputs, inputs = query.shape[-2], min(query.shape[-2], key.shape[-2])
     padded = -(-outputs // CHUNK) * CHUNK
     q, k, v = (F.pad(t[..., :size, :], (0, 0, 0, padded - size)).unflatten(-2, (-1, CHUNK))

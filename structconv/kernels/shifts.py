@@ -47,7 +47,7 @@ def frame(shift: Shift) -> Frame:
 
 def _frame(shift: Shift) -> Frame:
     """Zeros need one gap between rows of an axis, as wide as the farthest offset, and none on the first axis, whose
-    two ends are those of the flat numbering; any other padding needs what lies beyond both ends."""
+    two ends are those of the flat numbering; any other padding needs the entries beyond both ends."""
     layout: list[tuple[int, int, int, int]] = []
     zeros = shift.padding in ("zeros", "none")
     axes = zip(cast(Grid, shift.grid).shape, shift.grow, zip(*shift.starts, strict=True), strict=True)

@@ -107,9 +107,8 @@ def position_table(bias: Any, x: Tensor, owner: Owner) -> tuple[Tensor, Tensor |
 
 def few_attended(tensors: tuple[Tensor | None, ...], index: Tensor | None, heads: int, scale: float, causal: bool,
                  summed: bool) -> Tensor | None:
-    """`attend_entries` of tensors that `is_direct` accepts, the last of them the mask or table, or `None` where other
-    operators compute them, or say what does not fit: where a mask has a gradient, or shapes are not those of the node.
-    """
+    """`attend_entries` of tensors that `is_direct` accepts, the last of them the mask or table; `None` if a mask needs
+    a gradient, or shapes do not fit, so that other operators must compute it, or raise their error."""
     table = tensors[-1]
     if index is None and table is not None and table.requires_grad:
         return None

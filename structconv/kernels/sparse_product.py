@@ -52,7 +52,7 @@ class Matrices(NamedTuple):
         return edge_product(*ahead, *back, values, x, 1) if x.dim() == 2 else spmm(ahead, back, values, x)
 
     def sorted(self, call: Call) -> Sorted | None:
-        """One matrix of ones or of normalized weights, as a native kernel reads it; `None` where no kernel can."""
+        """One matrix of ones or of normalized weights, as a native kernel reads it; `None` if no kernel can."""
         return sorted_matrix(self.graph(call.basis), None if self.values is None else self.values(call.basis))
 
     def _operands(self, call: Call) -> tuple[Csr, Csr, Tensor | None]:

@@ -155,7 +155,7 @@ class WindowAttention(Applied):
 
     def application_cost(self, match: Windowed, problem: Problem, channels: int, mode: str) -> Cost:
         """Products of all pairs that the kernel computes, and the rows of both sides; in a program for any number of
-        entries what a list of edges costs, except that nothing is gathered."""
+        entries the cost of a list of edges without its gathered rows."""
         (inputs, outputs), sizes = problem.sizes.entries(problem.basis), problem.sizes
         if sizes.nominal:
             return dataclasses.replace(fused_application(problem.basis, sizes, channels, mode), gathered=0.0)

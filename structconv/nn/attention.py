@@ -91,8 +91,8 @@ class MultiheadAttention(Conv):
 
         Args:
             query: the queries come from it, (..., N, P').
-            key_value: the keys and values come from it, (..., M, P), or from what `prepare` made of it; without it the
-                query attends to itself. `layer(prepared)` is the self-attention of all prepared entries.
+            key_value: the keys and values come from it, (..., M, P), or from a `Cache` of it by `prepare`; without it
+                the query attends to itself. `layer(prepared)` is the self-attention of all prepared entries.
             keep, drop: the pairs (m, n) that exist, or that do not: a `Support` such as `Causal()`, a `Graph`, or
                 booleans (..., M) of the keys, as `Padding`; a table of pairs goes as `DenseMask(table_MN)`.
             structure: a `Graph`, a `Support`, or a batch, outside which no pair exists, beside the mask.
@@ -186,8 +186,8 @@ class MultiheadAttention(Conv):
             self.value_bias.zero_()
 
     def _added(self, theta: Weight, bias: Tensor | None) -> tuple[Weight, Tensor | None]:
-        """Theta, and b with what attention to the values' bias adds to each output; a module that is called for the
-        output is called once, on values with their bias."""
+        """Theta, and b plus the term that the values' bias adds to each output; if the output projection is called as a
+        module, Theta adds the values' bias before this call."""
         own = self._parameters
         values: Tensor | None = own["value_bias"] if "value_bias" in own else self.value_bias  # noqa: SIM401 - lazy
         if values is None:

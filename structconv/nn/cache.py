@@ -304,7 +304,7 @@ class Cache:
         return x
 
     def run_bound(self) -> Tensor | None:
-        """y of the pending entry, by the plan to which steps are bound; `None` where they are not."""
+        """y of the pending entry, by the plan to which steps are bound; `None` if they are not bound."""
         if self._bound is None or self.pending is None:
             return None
         y = self._bound(self.pending.x, self.pending.start)
@@ -319,7 +319,7 @@ class Cache:
             self._bound, self._tried_plan = BoundStep.of(self.layer, plan, call, self.structure, self._reach), plan
 
     def reorder(self, index: Tensor) -> Cache:
-        """Sample b becomes what sample index[b] was, in place, (B,) integers: beams continue from the selected ones.
+        """Replace sample b by sample index[b], in place, (B,) integers: beams continue from the selected ones.
 
         Paddings, tables of pairs and weights of edges move with their samples.
 

@@ -348,8 +348,8 @@ def _matrix(leaf: Adjacency, graph: Graph, x: Tensor) -> tuple[Edges, Any] | Non
 
 
 def _edges(graph: Any, x: Tensor, channels: int, width: int) -> tuple[Edges, Callable[[], tuple[Any, Any]]] | None:
-    """The edges among the entries x (M, P) as kernels read them, and what returns both layouts if they did not change.
-    """
+    """The edges among the entries x (M, P) as kernels read them, and a function that returns both layouts, or raises an
+    error if the edges changed."""
     if type(graph) is not Graph or x.dim() != 2 or x.shape[1] != channels:
         return None
     nodes = x.shape[0]
@@ -442,7 +442,7 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
 
 
 def _projections(query: Any, key: Any) -> tuple[Any, Any, Any, Any] | None:
-    """The weight and bias of queries and of keys; `None` where a tensor, say, is in the place of a parameter."""
+    """The weight and bias of queries and of keys; `None` if a projection or one of its parameters was replaced."""
     if type(query) is not Projection or type(key) is not Projection:
         return None
     of_query: Any = query._parameters
@@ -543,8 +543,8 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
 
 def _attend_by_products(tensors: Any, others: Tensor, heads: int, scale: float, causal: bool, drop: Drop
                         ) -> Tensor | None:
-    """The attention of `others` to x, by the kernel of all pairs between products; `None` where it has no such kernel,
-    or a value that is not finite may have reached an earlier output."""
+    """The attention of `others` to x, by the kernel of all pairs between products; `None` if there is no such kernel,
+    or if a value that is not finite may have reached an earlier output."""
     x, q, q_bias, k, k_bias, value, added, output, bias, _ = tensors
     added = None if added is None else added.flatten()
     of_values = None if drop[0] else added  # weights that are dropped do not sum to one: it is added after them

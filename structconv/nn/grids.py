@@ -350,7 +350,7 @@ class AvgPool1d(_AvgPoolNd):
     Args:
         kernel_size: the window. stride: of the windows; the window's size by default.
         padding: zeros on both sides, which count, as torch's do by default.
-        path, max_bytes: what the planner is held to; see `ops.conv`.
+        path, max_bytes: limits for the planner; see `ops.conv`.
 
     Equals `Conv(Pool(kernel_size, stride), C, C, weight=Eye(), bias=False)` on a grid.
 

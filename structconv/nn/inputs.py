@@ -1,4 +1,4 @@
-"""The arguments of a call of `Conv`: what does not fit, several x by name, and nested tensors (torch.jagged), whose
+"""The arguments of a call of `Conv`: their checks, several x by name, and nested tensors (torch.jagged), whose
 sequences are the samples of a batch.
 """
 
@@ -75,7 +75,7 @@ def has_sizes(t: Tensor, entries: int | None, channels: int) -> bool:
 
 
 def check_inputs(layer: Any, x: Any, z: Tensor | None, structure: Any, axes: int) -> None:
-    """Raise an error for what does not fit in a call of a `Conv`."""
+    """Raise an error that says which argument of a call does not fit."""
     check_mechanism(type(layer).__name__, layer.mechanism)
     x = x_by_name(layer, x) if type(x) is dict else x
     if type(x) is dict:
@@ -120,7 +120,7 @@ def _check_order(layer: Any, x: Tensor, z: Tensor, structure: Any) -> None:
 
 
 def check_by_name(layer: Any, x: dict[str, Tensor], z: Tensor | None, structure: Any, axes: int) -> None:
-    """Raise an error for what does not fit in a call of a mixture, with the name of the x."""
+    """Raise an error that says which argument of a call of a mixture does not fit, with the name of the x."""
     if axes:
         raise ConfigError("Conv", "an image must be the only x", ", ".join(map(repr, x)),
                           "Call it on entries, (..., M, P).")

@@ -62,7 +62,7 @@ class Layer(nn.Module):
         super().__setattr__(name, value)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Raise an error, where `torch.jit.script` asks for what it compiles."""
+        """Raise an error: `torch.jit.script` calls this method to compile the layer."""
         refuse_script(self)
 
 

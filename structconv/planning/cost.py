@@ -23,7 +23,7 @@ class Cost:
         gathered: bytes read row by row at indices, which is slower.
         peak_bytes: bytes held beside the arguments and the result.
         wasted: flops that could have been done in the time that skinny products lose.
-        calls: operators called; what one costs before it computes is what counts on small inputs.
+        calls: operators called; their fixed cost dominates on small inputs.
 
     Example:
 

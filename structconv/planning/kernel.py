@@ -71,7 +71,7 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def match(self, problem: Problem) -> Any:
-        """Return what the kernel recognizes in the spec; it is passed to the other methods.
+        """Return the parts of the spec that the kernel recognizes; they are passed to the other methods.
 
         `None` or `False` means no match. Any other value is a match, also an empty one or zero.
         """

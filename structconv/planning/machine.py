@@ -70,7 +70,7 @@ def rates(device: torch.device | str = "cpu") -> Machine:
 
 
 def load(kind: str = "cpu") -> Machine | None:
-    """The stored rates of a kind of device, or `None` where there are none that can be read."""
+    """The stored rates of a kind of device; `None` if there are none that can be read."""
     try:
         result = Machine(**read_json(_file())[kind])
         valid = all(value > 0 for value in (result.gflops, result.copy_gbs, result.gather_gbs, result.call_us))

@@ -137,7 +137,8 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
         runs = {w.label: _compiled(w, problem) for w in survivors}
         times = tuning.measured(runs, call, key) if len(survivors) > 1 else {}
         chosen = _least(survivors, [times.get(w.label, float("inf")) for w in survivors]) if times else chosen
-    reason = "asked for" if path is not None else "cheapest" if fitting else "smallest; all hold more than max_bytes"
+    reason = "cheapest" if fitting else "smallest; all hold more than max_bytes"
+    reason = reason if path is None else "asked for"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
     left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
     bind = None if type(chosen.kernel).bind is Kernel.bind else partial(chosen.kernel.bind, chosen.match)

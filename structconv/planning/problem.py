@@ -67,7 +67,7 @@ class Call(NamedTuple):
         reused: results that the calls of a prepared x share.
         part: (basis) -> the part of it that the call applies; none for all of it.
 
-    Example: what a kernel's function is called with.
+    Example: a call, which is the argument of a kernel's function.
 
         >>> from structconv.bases import Dense
         >>> from structconv.planning import Call, plan_for

@@ -107,7 +107,7 @@ class Weight(FrozenValue, abc.ABC):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that hold the numbers; none where Theta is fixed."""
+        """The tensors that hold the numbers; none if Theta is fixed."""
         return tuple([field for field in self.__dict__.values() if isinstance(field, Tensor)])
 
     @property
@@ -117,7 +117,7 @@ class Weight(FrozenValue, abc.ABC):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The numbers' dtype, which x must share; `None` where there are no numbers."""
+        """The numbers' dtype, which x must share; `None` if there are no numbers."""
         return next((t.dtype for t in self.tensors), None)
 
     @property
@@ -245,7 +245,7 @@ class Weight(FrozenValue, abc.ABC):
         return self.heads(x)
 
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The output from what the heads gathered, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
+        """The output from the results of the heads, and b: (..., K, N, head_channels), (Q) or none -> (..., N, Q)."""
         return plus(r.squeeze(-3) if r.shape[-3] == 1 else r.sum(-3), bias)
 
     def slice(self, start: int, stop: int) -> Weight:
