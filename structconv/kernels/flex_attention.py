@@ -53,6 +53,19 @@ from structconv.structures.supports import Blocks, Causal, DenseMask, Global, Pa
 
 __all__ = ["BOOLEANS", "SIDE", "FlexAttention", "FlexScores", "Present"]
 
+#: Devices on which Flex is used; none if torch was built without a GPU.
+DEVICES = ("cuda",) if torch.version.cuda or torch.version.hip else ()
+#: Devices where Flex is evaluated as it is written, with (M, N) scores: where it is tested, and not offered.
+UNCOMPILED = ("cpu",)
+BACKEND = "inductor"
+#: Pairs (m, n) from which on compiling is worth while.
+LEAST_PAIRS = 1 << 18
+#: Channels of a head, at least; with fewer, zeros are added.
+LEAST_CHANNELS = 16
+_STORED = (torch.float32, torch.bfloat16, torch.float16)
+_MAPS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "identity": None, "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "exp": torch.exp}
+_COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 #: Outputs and inputs of a block, and booleans that are evaluated at a time to find those that have a pair.
 SIDE = 128
 BOOLEANS = 1 << 24
@@ -156,21 +169,6 @@ def _counts(parts: tuple[Support, ...], inputs: int, outputs: int, device: torch
             keep = keep & part.contains(m, n)
         counts.append(keep.view(columns, SIDE, -1, SIDE).sum((1, 3)).mT)
     return torch.cat(counts)
-
-
-#: Devices on which Flex is used; none if torch was built without a GPU.
-DEVICES = ("cuda",) if torch.version.cuda or torch.version.hip else ()
-#: Devices where Flex is evaluated as it is written, with (M, N) scores: where it is tested, and not offered.
-UNCOMPILED = ("cpu",)
-BACKEND = "inductor"
-#: Pairs (m, n) from which on compiling is worth while.
-LEAST_PAIRS = 1 << 18
-#: Channels of a head, at least; with fewer, zeros are added.
-LEAST_CHANNELS = 16
-_STORED = (torch.float32, torch.bfloat16, torch.float16)
-_MAPS: dict[str, Callable[[Tensor], Tensor] | None] = {
-    "identity": None, "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "exp": torch.exp}
-_COMPILED: dict[Hashable, Callable[..., Tensor]] = {}
 
 
 class FlexScores(NamedTuple):

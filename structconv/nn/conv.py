@@ -43,7 +43,6 @@ from structconv.nn.inputs import (
     packed,
     structures_of,
     unpacked,
-    variance_of,
     x_by_name,
 )
 from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, on_device, recorded
@@ -314,7 +313,8 @@ class Conv(Expressed):
         call, plan = self._planned(x, z, structure, 0, None)
         variance = plan.run(call._replace(bias=None)).var()
         if variance > 0:
-            self.weight.scale_(float((variance_of(x) / variance).sqrt()))
+            numbers = x if isinstance(x, Tensor) else torch.cat([t.flatten() for t in x.values()])
+            self.weight.scale_(float((numbers.var() / variance).sqrt()))
         return self
 
     @torch.no_grad()

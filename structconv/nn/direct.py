@@ -505,7 +505,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     modules += () if mask is None else (mask,)
     modules += () if term is None else (term,)
 
-    added = output = None
+    added = output = None  # the bias of values, and O
     if kind is LowRank:
         by_values, by_output = weight._modules.get("value"), weight._modules.get("output")
         if type(by_values) is not Factor or type(by_output) is not Factor or weight.kind.shared_by != 1:
@@ -523,6 +523,7 @@ def _attend_entries(leaf: DotProduct, mask: Mask | None, scale: float | None, p:
     else:
         return None
 
+    # by one kernel for few entries, else by that of all pairs between products
     causal, depth = structure is not None or (mask is not None and type(mask._mask) is Causal), len(q) // heads
     small = z is None and not (p and layer.training) and is_small(x.shape[-2], depth, channels)
     if not small and (output is None or term is not None or len(q) != len(value) or (causal and z is not None)):

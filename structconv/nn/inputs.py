@@ -23,7 +23,7 @@ from structconv.structures.values import FrozenValue
 
 __all__ = ["CallNames", "Several", "channels_of", "check_by_name", "check_inputs", "check_named",
            "check_output_positions", "fits", "has_sizes", "is_nested", "other_outputs", "packed", "structures_of",
-           "unpacked", "variance_of", "x_by_name"]
+           "unpacked", "x_by_name"]
 
 #: x, or several by name.
 Several = Tensor | dict[str, Tensor]
@@ -195,11 +195,6 @@ def _parts(mixture: Mechanism, structure: Any) -> list[tuple[Mechanism, str, Any
     """The parts, each with the name of its x and the structure that it reads, or `None`."""
     return [(part, name, part._own(structure) if "structure" in part.reads else None)
             for part, name in zip(mixture._branches(), mixture.__dict__["_reads"], strict=True)]
-
-
-def variance_of(x: Several) -> Tensor:
-    """The variance of all numbers of an input, or of all inputs."""
-    return x.var() if isinstance(x, Tensor) else torch.cat([t.flatten() for t in x.values()]).var()
 
 
 def other_outputs(mechanism: Mechanism, x: Any, z: Tensor, y: Tensor) -> ShapeError:
