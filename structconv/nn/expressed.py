@@ -161,7 +161,17 @@ class Expressed(Layer):
 
     @mechanism.setter
     def mechanism(self, mechanism: Mechanism) -> None:
-        self._express(mechanism)
+        """Register the leaves of an expression as children, instead of those of the expression before."""
+        check_mechanism(type(self).__name__, mechanism)
+        for name, _ in self.__dict__["_expression"].leaves if "_expression" in self.__dict__ else ():
+            self._modules.pop(name, None)
+        named = []
+        for leaf in leaves_of(mechanism):
+            name = self._free_name(role_of(leaf))
+            self.add_module(name, leaf)
+            named.append((name, leaf))
+        self.__dict__["_expression"] = _Expression(mechanism, tuple(named), link(named), not self.training)
+        self._renewed()
 
     def _directly(self, x: Any, structure: Any = None) -> Tensor | None:
         """The result of a small call that needs no plan, else `None`; see `nn.direct`."""
@@ -195,19 +205,6 @@ class Expressed(Layer):
                                          training, direct, step_of(root, direct))
         return root
 
-    def _express(self, mechanism: Any) -> None:
-        """Register the leaves of an expression as children, instead of those of the expression before."""
-        check_mechanism(type(self).__name__, mechanism)
-        for name, _ in self.__dict__["_expression"].leaves if "_expression" in self.__dict__ else ():
-            self._modules.pop(name, None)
-        named = []
-        for leaf in leaves_of(mechanism):
-            name = self._free_name(role_of(leaf))
-            self.add_module(name, leaf)
-            named.append((name, leaf))
-        self.__dict__["_expression"] = _Expression(mechanism, tuple(named), link(named), not self.training)
-        self._renewed()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_expression" in self.__dict__:
@@ -229,8 +226,8 @@ class Expressed(Layer):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "mechanism":  # torch would make a module a child, whatever the setter
-            self._express(value)
+        if name == "mechanism":  # torch would register the expression as a child, without the setter
+            object.__setattr__(self, name, value)
             return
         if name == "path" and isinstance(value, str):
             check_path(type(self).__name__, value)
