@@ -103,8 +103,6 @@ def _written(key: Any) -> Any:
         return tuple(map(_written, key))
     if isinstance(key, frozenset):
         return sorted(repr(_written(part)) for part in key)
-    if isinstance(key, functools.partial):
-        return _written((key.func, key.args, tuple(key.keywords.items())))
     name = getattr(key, "__qualname__", None)
     return key if name is None else f"{key.__module__}.{name}"
 
