@@ -8,7 +8,7 @@ import torch
 from structconv import Conv, Graph, Grid, KnowledgeGraph, Samples, StructureError, batch
 from structconv.mechanisms import Chebyshev, DotProduct, Incidence
 from structconv.structures.batching import parts_of
-from structconv.testing.batches import check_samples, takes_samples
+from structconv.testing.layers import check_samples, takes_samples
 from tests.support.layers import drawn, uses
 
 #: Masks that are made for one number of entries say nothing of a batch of other sizes.

@@ -9,8 +9,8 @@ from structconv import STRUCTURE, Causal, Dense, DotProduct, Graph, Grid, Paddin
 from structconv.mechanisms import Context, Cuboid, EdgeBias, Given, Identity, Incidence, LearnedEncoding, RelativeBias
 from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
 from structconv.structures import Blocks, DenseMask, EdgeSupport, Global
-from structconv.testing.batches import larger, side_by_side, takes_samples
 from structconv.testing.checks import same
+from structconv.testing.layers import larger, side_by_side, takes_samples
 from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library

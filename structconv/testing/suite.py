@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from structconv.testing import checks, kernels, laws, over, programs
+from structconv.testing import checks, kernels, laws, layers, programs
 from structconv.testing.specimens import Setup, Specimen, Subject, as_specimen
 
 __all__ = ["CHECKS", "Check", "suite"]
@@ -18,8 +18,10 @@ CHECKS: dict[str, Callable[[Specimen], None]] = {
     "changes": kernels.check_changes, "blocks": checks.check_blocks, "batching": laws.check_batching,
     "dtypes": programs.check_dtypes, "noncontiguous": programs.check_noncontiguous, "copies": programs.check_copies,
     "permutation": laws.check_permutation, "translation": laws.check_translation, "blockwise": laws.check_blockwise,
-    "masking": laws.check_masking, "samples": over.check_samples, "cache": over.check_prepared,
-    "output_positions": over.check_output_positions, "compile": programs.check_compile, "export": programs.check_export,
+    "masking": laws.check_masking, "samples": layers.of_specimen(layers.takes_samples, layers.check_samples),
+    "cache": layers.of_specimen(layers.takes_prepared, layers.check_prepared),
+    "output_positions": layers.of_specimen(layers.takes_positions, layers.check_positions),
+    "compile": programs.check_compile, "export": programs.check_export,
 }
 _BY_TRAIT = {"permutes": ("permutation",), "translates": ("translation",), "blockwise": ("blockwise",),
              "resizes": ("sizes",), "masks": ("masking", "absent"), "compiles": ("compile",), "exports": ("export",)}

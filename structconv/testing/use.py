@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from structconv.testing.specimens import random_numbers
 
-__all__ = ["Use", "joined"]
+__all__ = ["Make", "Use", "joined", "seeded", "use"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +84,26 @@ def joined(result: Any) -> Tensor:
     """The tensors of a result as one."""
     tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
     return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+
+
+#: Makes a use again.
+Make = Callable[[], Use]
+
+
+def use(layer: nn.Module, *args: Any, **kwargs: Any) -> Use:
+    """A use of a layer in float64, whose parameters are no zeros and whose floating arguments want a gradient."""
+    layer = layer.to(torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if not parameter.any():
+                parameter.normal_()
+    return Use(layer, args, kwargs).mapped(lambda t: t.requires_grad_() if t.is_floating_point() else t)
+
+
+def seeded(make: Make) -> Make:
+    """Return a function that draws equal random numbers in each call."""
+    def again() -> Use:
+        with random_numbers(0):
+            return make()
+
+    return again

@@ -13,7 +13,7 @@ from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.planning import Call, Cost, plan_for
 from structconv.planning.tables import PLANS
 from structconv.structures import Causal, DenseMask, Padding, Samples, Window
-from structconv.testing.batches import check_samples
+from structconv.testing.layers import check_samples
 from structconv.weights import LowRank
 from structconv.weights.whole import ByHead
 from tests.kernels.applied import LargestTensor

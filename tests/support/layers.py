@@ -20,9 +20,9 @@ from structconv.mechanisms import STRUCTURE, STRUCTURE_IF_GIVEN, ALiBi, Cuboid, 
 from structconv.mechanisms import scores as mechanisms
 from structconv.mechanisms.expression import Inputs, Mechanism
 from structconv.structures import Causal, Graph, Grid, Padding, Samples, Window
-from structconv.testing.over import Make, layer_over, seeded, use
+from structconv.testing.layers import layer_over
 from structconv.testing.specimens import SPECIMENS
-from structconv.testing.use import Use
+from structconv.testing.use import Make, Use, seeded, use
 from structconv.weights import Depthwise, Full, Grouped, HeadBlocks, LowRank, Separable, Shared
 from tests.support import library
 from tests.support.drawn import EVERY as EVERY

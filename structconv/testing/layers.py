@@ -1,27 +1,62 @@
-"""The law of batches: a layer returns for each sample of a batch what it returns for that sample by itself."""
+"""The laws of layers, for a `Use` and for a `Conv` over a specimen: batches, prepared inputs, positions of outputs.
+
+A layer may refuse a batch, prepared inputs or positions by an error of the package.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.given import Given
 from structconv.nn.attention import MultiheadAttention
+from structconv.nn.conv import Conv
 from structconv.structures import Graph, Grid, KnowledgeGraph, Samples, Support, batch
 from structconv.structures.batching import is_batchable
-from structconv.testing.checks import same
+from structconv.testing.checks import F64, same, same_gradients, with_batch
 from structconv.testing.laws import with_entries_reversed
-from structconv.testing.use import Use
+from structconv.testing.specimens import Setup, Specimen, mapped, random_numbers
+from structconv.testing.use import Use, use
 
-__all__ = ["check_samples", "larger", "side_by_side", "takes_samples"]
+__all__ = ["check_positions", "check_prepared", "check_samples", "larger", "layer_over", "of_specimen", "side_by_side",
+           "takes_positions", "takes_prepared", "takes_samples"]
 
 _SIZES = ("num_inputs", "num_outputs", "num_entities", "num_entries", "num_edges")
+#: Channels of the layer over a specimen.
+P, Q = 4, 3
+
+
+def of_specimen(applies: Callable[[Use], bool], check: Callable[[Use], None]) -> Callable[[Specimen], None]:
+    """Return the check of a law for the layer over a specimen, if the law applies to it."""
+    def check_layer(specimen: Specimen) -> None:
+        with random_numbers(0):
+            layer = layer_over(specimen)
+        if not applies(layer):
+            return
+        try:
+            check(layer)
+        except (ConfigError, ShapeError, StructureError):
+            return  # refused, and so no wrong number
+
+    return check_layer
+
+
+def layer_over(specimen: Specimen) -> Use:
+    """A `Conv` over a specimen's mechanism, or over its basis as a user's mechanism."""
+    subject = specimen.subject()
+    if isinstance(subject, Setup):
+        other = None if subject.z is None else subject.z.shape[-1]
+        conv = Conv(subject.mechanism, subject.x.shape[-1], Q, other_channels=other)
+        return use(conv, subject.x, subject.structure, **({} if subject.z is None else {"z": subject.z}))
+    lead = with_batch(subject)
+    return use(Conv(Given(mapped(subject, nn.Parameter)), P, Q), torch.randn(*lead, subject.num_inputs, P, dtype=F64))
 
 
 def takes_samples(use: Use) -> bool:
@@ -124,3 +159,70 @@ def _named(use: Use) -> Iterator[tuple[str, Any]]:
 
 def _results(use: Use) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(use.layer(*use.args, **use.kwargs)) if isinstance(t, Tensor)]
+
+
+def takes_prepared(use: Use) -> bool:
+    """Return True if the layer reads one x that is not an image."""
+    return isinstance(use.layer, Conv) and isinstance(use.args[0], Tensor) and "axes" not in use.kwargs
+
+
+def takes_positions(use: Use) -> bool:
+    """Return True if the layer also takes positions of its outputs."""
+    return takes_prepared(use) and "positions" in inspect.signature(use.layer.forward).parameters
+
+
+def check_positions(use: Use) -> None:
+    """Only the last outputs, and all outputs in another order, at given positions, equal those of the whole call; or
+    the layer refuses positions by an error."""
+    layer: Any = use.layer.eval()
+    x, z, others = _parted(use)
+    others.pop("return_weights", None)
+    z = x if z is None else z
+
+    def of(outputs: Tensor, **options: Any) -> Any:
+        args, by_name = layer._arguments(x, outputs)
+        return layer(*args, **by_name, **others, **options)
+
+    whole, count = of(z), z.shape[-2]
+    for first in range(1, count, max(count - 2, 1)):
+        own = of(z[..., first:, :], positions=first)
+        same(own, whole[..., first:, :], f"the outputs from {first} on")
+    turned = torch.arange(count - 1, -1, -1)
+    same(of(z.flip(-2), positions=turned), whole.flip(-2), "the outputs in turned order")
+
+
+def check_prepared(use: Use) -> None:
+    """A call of prepared inputs gives what the call gives, the second one too, gradients included."""
+    layer: Any = use.layer
+    x, z, others = _parted(use)
+    expected = use()
+
+    def of(cache: Any) -> Use:
+        args, by_name = layer._arguments(cache, z)
+        return dataclasses.replace(use, args=args, kwargs={**by_name, **others})
+
+    def run() -> Tensor:
+        return use.run(lambda *args, **kwargs: of(layer.prepare(x))())
+
+    for turn in ("", ", again"):
+        same_gradients(run(), expected, use.variables, f"prepared{turn}")
+    cache = layer.prepare(x)
+    for turn in ("first", "second"):
+        same(of(cache)(), expected, f"the {turn} call of one prepared")
+    try:
+        cache = layer.prepare(x[..., :2, :])
+        for entry in x[..., 2:, :].split(1, -2):
+            cache.append(entry)
+        appended = of(cache)()
+    except (ConfigError, ShapeError, StructureError):
+        return  # a structure of all entries, say
+    same(appended, expected, "entries that were appended one by one")
+
+
+def _parted(use: Use) -> tuple[Any, Any, dict[str, Any]]:
+    """x and z of a call of a `Conv`, by whichever names its layer has for them, and the other arguments."""
+    others: dict[str, Any] = dict(inspect.signature(use.layer.forward).bind(*use.args, **use.kwargs).arguments)
+    if isinstance(use.layer, MultiheadAttention):
+        x, z = use.layer._inputs(others.pop("query"), others.pop("key_value", None))
+        return x, z, others
+    return others.pop("x"), others.pop("z", None), others
