@@ -1,11 +1,17 @@
-"""Write files atomically: after a crash the old or the new file is there, never a part."""
+"""Files that are written atomically, and the cache folder of the package.
+
+After a crash the old or the new file is there, never a part.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
-__all__ = ["flush_folder", "write_atomically", "write_flushed"]
+__all__ = ["cache_folder", "flush_folder", "read_json", "write_atomically", "write_flushed", "write_json"]
 
 
 def write_flushed(path: Path, content: bytes) -> None:
@@ -37,3 +43,40 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
     os.replace(beside, path)
     flush_folder(path.parent)
     return path
+
+
+def cache_folder() -> Path:
+    """The folder of measured rates and times, and of built kernels; not created here.
+
+    `$STRUCTCONV_CACHE`, else `$XDG_CACHE_HOME/structconv`, else `~/.cache/structconv`. For a user without a home it
+    is a path that can neither be read nor written.
+    """
+    own = os.environ.get("STRUCTCONV_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "structconv"
+    except RuntimeError:  # a user without a home
+        return Path(os.devnull) / "structconv"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is no file; a `ValueError` for something else."""
+    try:
+        result = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return result
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object beside `path`, in a file that no other process writes, flush, then rename over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as handle:
+        json.dump(content, handle, indent=1)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(handle.name, path)

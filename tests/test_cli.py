@@ -124,7 +124,7 @@ def test_figure_two_of_the_paper(tmp_path, capsys):
 
 
 def test_every_named_basis_is_drawn_and_planned(capsys):
-    from structconv.commands.named import NAMED
+    from structconv.commands.options import NAMED
 
     for name in NAMED:
         assert main(["show", name, "--grid", "4x6", "--json"]) == 0, name

@@ -24,7 +24,7 @@ PACKAGES = {
 }
 TOP = 11
 FLOORS = {
-    "errors": 0, "arguments": 0, "cache_folder": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_compat": 0,
+    "errors": 0, "arguments": 0, "files": 0, "shapes": 0, "pictures": 0, "torch_compat": 0,
     "written": 0, "public_names": 0, "machine": 0,
     "structures": 1, "primitives": 1, "tensors": 1, "derived": 1,
     "bases": 2, "weights": 2, "data": 2,

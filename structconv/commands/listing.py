@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from structconv.commands.named import NAMED
-from structconv.commands.options import no_more
+from structconv.commands.options import NAMED, no_more
 from structconv.commands.output import print_json
 from structconv.commands.plugins import listed
 from structconv.commands.table import print_table

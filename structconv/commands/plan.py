@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from structconv.commands.named import find
-from structconv.commands.options import add_options, no_more, read_options
+from structconv.commands.options import add_options, find, no_more, read_options
 from structconv.commands.output import print_json
 
 __all__ = ["add"]

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from structconv.commands.named import Options, find
-from structconv.commands.options import add_options, no_more, read_options
+from structconv.commands.options import Options, add_options, find, no_more, read_options
 from structconv.commands.output import print_json
 from structconv.errors import ConfigError
 

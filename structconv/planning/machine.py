@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from structconv.cache_folder import cache_folder, read_json, write_json
 from structconv.errors import ConfigError
+from structconv.files import cache_folder, read_json, write_json
 
 __all__ = ["TYPICAL", "Machine", "cache_folder", "load", "measure", "rates"]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.cache_folder import cache_folder, read_json, write_json
+from structconv.files import cache_folder, read_json, write_json
 from structconv.planning.problem import Call, Run
 from structconv.structures.values import map_tensors
 

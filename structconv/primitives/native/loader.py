@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.cache_folder import cache_folder
+from structconv.files import cache_folder
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native import build
 
