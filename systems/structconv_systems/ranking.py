@@ -27,7 +27,7 @@ def filtered_ranks(scores: Tensor, answers: Tensor, known: Tensor) -> Tensor:
         ShapeError: sizes do not match.
     """
     if scores.shape != known.shape or answers.shape != scores.shape[:1]:
-        raise ShapeError("filtered_ranks", "scores and known must be (B, N), wanted (B,)",
+        raise ShapeError("filtered_ranks", "scores and known must be (B, N), answers (B,)",
                          f"{tuple(scores.shape)}, {tuple(known.shape)}, {tuple(answers.shape)}")
     own = scores.gather(-1, answers.unsqueeze(-1))
     others = ~known.scatter(-1, answers.unsqueeze(-1), True)

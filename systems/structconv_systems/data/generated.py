@@ -25,7 +25,7 @@ class Labeled:
     Attributes:
         inputs: tokens (S, N), int64, or entries (S, N, P), float32.
         labels: (S,), int64, below the number of classes.
-        places: (S, R), positions of the entries that determine the label.
+        positions: (S, R), positions of the entries that determine the label.
 
     Example:
 

@@ -35,16 +35,16 @@ class CharactersTask(BatchTask):
     """Cross-entropy of the next character, over windows that begin anywhere in the text."""
 
     def __init__(self, recipe: Characters, text: Parts[Tensor], alphabet: int, positions: str, seed: int) -> None:
-        self.recipe, self.text, self.parts = recipe, text, text
+        self.recipe, self.parts = recipe, text
         windows = Windows(len(text["train"]) - recipe.length, size=recipe.batch_size, seed=seed)
         super().__init__(network(recipe, alphabet, positions=positions), recipe, windows)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        return self._loss(self.text["train"].unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
+        return self._loss(self.parts["train"].unfold(0, self.recipe.length + 1, 1)[torch.tensor(samples)])
 
     def figures(self, part: str) -> dict[str, float]:
         """Measure consecutive windows of the text; the last one may be shorter."""
-        text, length = self.text[part], self.recipe.length
+        text, length = self.parts[part], self.recipe.length
         windows = text.unfold(0, length + 1, length)
         tail = text[len(windows) * length:].unsqueeze(0)
         batches = [*windows.split(32), *([tail] if tail.shape[1] > 1 else [])]
@@ -107,7 +107,7 @@ def _finish(recipe: Characters, finished: Finished) -> dict[str, Any]:
 
 def _heads(task: CharactersTask) -> bytes:
     """Draw the heads of the last layer over the beginning of the validation text."""
-    bases = layer_bases(task.model, task.text["val"][:min(task.recipe.length, _DRAWN)].unsqueeze(0))
+    bases = layer_bases(task.model, task.parts["val"][:min(task.recipe.length, _DRAWN)].unsqueeze(0))
     matrices = list(bases.values())[-1][0].dense().flatten(0, -3)
     return basis_png(matrices, [f"head {number}" for number in range(len(matrices))],
                      x_label="reading character", y_label="read character")

@@ -73,18 +73,18 @@ class VideoTask(BatchTask):
     model: ConvLSTM
 
     def __init__(self, recipe: MovingDigits, videos: Parts[Videos], name: str, seed: int) -> None:
-        self.videos, self.history, self.parts = videos, recipe.history, videos
+        self.parts, self.history = videos, recipe.history
         batches, model = Batches([1] * len(videos["train"]), cost=recipe.batch_size, seed=seed), network(recipe, name)
         nn.init.constant_(model.readout.bias, float(_some(videos).mean().logit(1e-4)))  # as bright as frames are
         super().__init__(model, recipe, batches)
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        frames = self.videos["train"].at(torch.tensor(samples))
+        frames = self.parts["train"].at(torch.tensor(samples))
         logits, target = self.model(frames[:, :self.history]), frames[:, self.history:]
         return F.binary_cross_entropy_with_logits(logits, target, reduction="sum"), target.shape[0] * target.shape[1]
 
     def figures(self, part: str) -> dict[str, float]:
-        return _figures(self.videos, self.history, self.model, part)
+        return _figures(self.parts, self.history, self.model, part)
 
 
 @torch.no_grad()

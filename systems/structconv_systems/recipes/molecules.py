@@ -80,15 +80,14 @@ class MoleculesTask(BatchTask):
     model: Ensemble
 
     def __init__(self, recipe: Molecules, table: Table, seed: int) -> None:
-        self.table, self.rows = table, table.rows(seed)
-        self.parts = self.rows
+        self.table, self.parts = table, table.rows(seed)
         self._measured_at: dict[str, list[tuple[Tensor, Graph, Tensor]]] = {}
-        train = self.rows["train"]
+        train = self.parts["train"]
         super().__init__(network(recipe, table.molecules.targets[train]), recipe,
                          Batches([1] * len(train), cost=recipe.batch_size, seed=seed))
 
     def loss(self, samples: Sequence[int]) -> tuple[Tensor, float]:
-        rows = [self.rows["train"][sample] for sample in samples]
+        rows = [self.parts["train"][sample] for sample in samples]
         output, target = self.model(*self.table.molecules.batch(rows)), self.table.molecules.targets[rows]
         variance = cast(MessagePassing, self.model.members[0]).variance
         return (output - target).square().mean(0).sum() / variance, float(len(samples))
@@ -106,7 +105,7 @@ class MoleculesTask(BatchTask):
     def _batches(self, part: str) -> list[tuple[Tensor, Graph, Tensor]]:
         """Return the batches of a part, which are kept, for it is measured many times."""
         if part not in self._measured_at:
-            data, rows = self.table.data(part), self.rows[part]
+            data, rows = self.table.data(part), self.parts[part]
             cuts = [rows[first:first + _MANY] for first in range(0, len(rows), _MANY)]
             self._measured_at[part] = [(*data.batch(cut), data.targets[cut]) for cut in cuts]
         return self._measured_at[part]
