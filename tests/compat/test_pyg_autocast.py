@@ -65,12 +65,14 @@ def test_aggregations_and_norms_have_the_dtype_and_precision_of_pyg(name, args, 
     errors.check()
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
 @pytest.mark.parametrize("pool", ["global_add_pool", "global_mean_pool", "global_max_pool"])
-def test_readouts_of_narrow_rows_have_their_dtype(pool):
+def test_readouts_have_the_dtype_of_their_rows(pool, needs_grad):
     with torch.autocast("cpu", torch.bfloat16):
         for index in (SORTED, MIXED):
-            for x in (X, X.bfloat16()):
-                assert getattr(ours, pool)(x, index).dtype == getattr(theirs, pool)(x, index).dtype == x.dtype
+            for dtype in (torch.float32, torch.bfloat16):
+                x = X.to(dtype).requires_grad_(needs_grad)
+                assert getattr(ours, pool)(x, index).dtype == getattr(theirs, pool)(x, index).dtype == dtype
 
 
 @pytest.mark.parametrize("name, args", [*((name, (P, Q, 2)) for name in ATTENTIVE), ("FAConv", (P,))])

@@ -173,27 +173,25 @@ def test_under_a_patch_torchscript_compiles_theirs():
     assert "GCNConv is PyTorch Geometric's own: GCNConv: torch.jit.script needs" in str(report)
 
 
-def test_under_a_patch_a_hook_of_messages_makes_a_layer_theirs():
-    with ours.patch() as report:
-        layer, (rows, edges, weight) = theirs.GCNConv(P, Q), arguments("GCNConv", 0)
-        y = layer(rows, edges, weight)
-        handle = layer.register_message_forward_hook(lambda layer, inputs, output: 2 * output)
-        torch.testing.assert_close(layer(rows, edges, weight) - layer.bias, 2 * (y - layer.bias))
-        handle.remove()
-    assert type(layer) is theirs.GCNConv and "register_message_forward_hook" in str(report)
-
-
-def test_under_a_patch_an_explainer_of_messages_makes_a_layer_theirs():
+def explained(layer):
+    """As GraphMaskExplainer does."""
     def explain_message(layer, inputs):
         return 2 * inputs
 
+    layer.explain_message = MethodType(explain_message, layer)
+    layer.explain = True
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda layer: layer.register_message_forward_hook(lambda layer, inputs, output: 2 * output),
+     "register_message_forward_hook"), (explained, "explain_message needs")], ids=["hook", "explainer"])
+def test_under_a_patch_a_hook_or_an_explainer_of_messages_makes_a_layer_theirs(change, said):
     with ours.patch() as report:
         layer, (rows, edges, weight) = theirs.GCNConv(P, Q), arguments("GCNConv", 0)
         y = layer(rows, edges, weight)
-        layer.explain_message = MethodType(explain_message, layer)  # as GraphMaskExplainer does
-        layer.explain = True
+        change(layer)
         torch.testing.assert_close(layer(rows, edges, weight) - layer.bias, 2 * (y - layer.bias))
-    assert type(layer) is theirs.GCNConv and "explain_message needs" in str(report)
+    assert type(layer) is theirs.GCNConv and said in str(report)
 
 
 def test_under_a_patch_functions_are_scripted_and_raise_as_theirs():
