@@ -1,4 +1,4 @@
-"""A transformers model of our layers (`examples/language_model.py`): files, Trainer, PEFT, Accelerate, generate."""
+"""A transformers model of our layers (`examples/language_model.py`): files, PEFT, Accelerate, generate."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ transformers = pytest.importorskip("transformers")
 from examples import language_model as MODULE  # noqa: E402
 from structconv.compat.transformers import PreparedCache  # noqa: E402
 from structconv.errors import ConfigError  # noqa: E402
-from tests.support.layers import drawn  # noqa: E402
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -90,32 +89,6 @@ def test_big_models_are_loaded_part_by_part(tmp_path: Path) -> None:
     assert again.hf_device_map == places and again.blocks[2].attention.weight.value.weight.is_meta
     with torch.no_grad():
         torch.testing.assert_close(again(words).logits, model(words).logits)
-
-
-@pytest.mark.parametrize("bf16", drawn([True, False], 2))
-def test_trainer_saves_and_resumes(bf16: bool, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    data = [{"input_ids": (torch.arange(8) + i) % 16, "labels": (torch.arange(8) + i) % 16} for i in range(8)]
-
-    def trained(folder: Path, steps: int, resume: Any = None) -> Any:
-        torch.manual_seed(0)
-        model = MODULE.LanguageModel(MODULE.LanguageModelConfig(vocab_size=16))
-        arguments = transformers.TrainingArguments(
-            str(folder), max_steps=steps, per_device_train_batch_size=4, save_steps=2, learning_rate=1e-2, bf16=bf16,
-            lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no")
-        trainer = transformers.Trainer(model, arguments, train_dataset=data)
-        trainer.train(resume_from_checkpoint=resume)
-        return model
-
-    whole = trained(tmp_path / "whole", 4)
-    trained(tmp_path / "parts", 2)
-    resumed = trained(tmp_path / "parts", 4, str(tmp_path / "parts" / "checkpoint-2"))
-    for (key, expected), own in zip(whole.named_parameters(), resumed.parameters(), strict=True):
-        assert expected.dtype == torch.float32
-        torch.testing.assert_close(own, expected, msg=lambda text, key=key: f"{key}: {text}")
-    first = MODULE.LanguageModel.from_pretrained(tmp_path / "parts" / "checkpoint-2")
-    assert not torch.allclose(first.blocks[0].attention.weight.value.weight,
-                              whole.blocks[0].attention.weight.value.weight)
 
 
 def test_adapters_of_all_projections(tmp_path: Path) -> None:
