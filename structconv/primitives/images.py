@@ -114,7 +114,7 @@ def _gradients_by_torch(image: Tensor, kernel: Tensor, grad: Tensor, needed: Any
     return result
 
 
-_images = as_node("_Images", 3, _forward, _backward, reads_result=False, read={2: ()})
+_images = as_node("_Images", 3, _forward, _backward, readers={2: ()})
 
 
 def convolve_transposed(image: Tensor, kernel: Tensor, bias: Tensor | None, stride: Sequence[int],
@@ -170,8 +170,7 @@ def _transposed_backward(_: Any, image: Tensor, kernel: Tensor, bias: Tensor | N
     return of_image, of_kernel, grad.flatten(2).sum((0, 2)) if needed[2] else None
 
 
-_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, reads_result=False,
-                      read={2: ()})
+_transposed = as_node("_ImagesTransposed", 3, _transposed_forward, _transposed_backward, readers={2: ()})
 
 
 # -- means over windows -------------------------------------------------------------------------------------------
@@ -237,4 +236,4 @@ def _means_backward(_: Any, image: Tensor, grad: Tensor, needed: Any, options: _
     return of_image
 
 
-_means = as_node("_WindowMeans", 1, _means_forward, _means_backward, reads_result=False)
+_means = as_node("_WindowMeans", 1, _means_forward, _means_backward, readers={})

@@ -129,7 +129,7 @@ def _node_backward(_: Any, x: Tensor, w: Tensor, bias: Tensor | None, grad: Tens
     return of_x, of_w, grads.sum(0) if needed[2] else None
 
 
-_node = as_node("_Product", 3, _node_forward, _node_backward, reads_result=False, read={0: (1,), 1: (0,), 2: ()})
+_node = as_node("_Product", 3, _node_forward, _node_backward, readers={0: (1,), 1: (0,), 2: ()})
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
-            reads_result: bool = True, flagged: bool = False, asks: bool = False, along: bool = True,
-            read: Mapping[int, tuple[int, ...]] | None = None) -> Callable[..., Tensor]:
+            readers: Mapping[int, tuple[int, ...]] | None = None, takes_layouts: bool = True,
+            takes_training: bool = False, takes_needed: bool = False) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -62,27 +62,26 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
         count: of the tensors, some of which may be None.
         forward, backward: names of kernels, or two functions, of which the second takes, after the gradient of y,
             which gradients are needed.
-        reads_result: whether the backward takes y.
-        flagged: whether the last argument of the forward says if a gradient is needed.
-        asks: whether the backward kernel takes, after the gradient of y, which gradients are needed.
-        along: whether kernels take the layouts.
-        read: the numbers of tensors -> those of the tensors whose gradients read them, if not all do; not of a backward
-            that takes y, which is computed from all. Others may change between both passes; the backward takes zeros
-            in their place.
+        readers: None if the backward takes y. Else the number of a tensor -> those of the tensors whose gradients read
+            it, if not all do. A tensor that no needed gradient reads may change between both passes; the backward takes
+            zeros in its place.
+        takes_layouts: whether kernels take the layouts.
+        takes_training: whether the last argument of the forward says if a gradient is needed.
+        takes_needed: whether the backward kernel takes, after the gradient of y, which gradients are needed.
     """
-    assert read is None or not reads_result
-    limited = () if read is None else tuple((i, [2 + reader for reader in readers]) for i, readers in read.items())
+    takes_result = readers is None
+    limited = tuple((i, [2 + reader for reader in by]) for i, by in (readers or {}).items())
     named, names_backward = isinstance(forward, str), isinstance(backward, str)
-    with_gradient, without = ((True,), (False,)) if flagged else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
+    training, inference = ((True,), (False,)) if takes_training else ((), ())  # type: tuple[bool, ...], tuple[bool, ...]
 
-    def ahead(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    def run(ctx: Any, adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
         results = (getattr(Loaded.core, forward)(  # type: ignore[arg-type]
-            *((adjacency.by_target,) if along else ()), *arguments, *with_gradient)
-                   if named else forward(adjacency, *arguments, *with_gradient))  # type: ignore[operator]
+            *((adjacency.by_target,) if takes_layouts else ()), *arguments, *training)
+                   if named else forward(adjacency, *arguments, *training))  # type: ignore[operator]
         y, *others = results if type(results) is tuple else (results,)
         tensors, needed, unread = [*arguments[:count]], ctx.needs_input_grad, []
-        for i, readers in limited:
-            for reader in readers:
+        for i, by in limited:
+            for reader in by:
                 if needed[reader]:
                     break
             else:
@@ -90,11 +89,11 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
                     unread.append((i, _unread(tensors[i].shape)))
                     tensors[i] = None
         ctx.save_for_backward(*tensors, *others)
-        ctx.kept = adjacency, composed, arguments[count:], Result(y) if reads_result else None, unread  # one is faster
+        ctx.kept = adjacency, composed, arguments[count:], Result(y) if takes_result else None, unread  # one is faster
         result: Tensor = y
         return result
 
-    def back(ctx: Any, grad: Tensor) -> Gradients:
+    def differentiate(ctx: Any, grad: Tensor) -> Gradients:
         adjacency, composed, options, result, unread = ctx.kept
         saved = [*ctx.saved_tensors]
         for i, t in unread:
@@ -103,7 +102,7 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
                 or private.forward_level() >= 0):
             gradients = pulled_back(composed, saved[:count], ctx.needs_input_grad[2:count + 2], [grad])
         else:
-            if reads_result:
+            if takes_result:
                 y = result.take()
                 if y is None:
                     with torch.no_grad():
@@ -112,22 +111,23 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             needed = ctx.needs_input_grad[2:count + 2]
             if names_backward:
                 gradients = getattr(Loaded.core, backward)(  # type: ignore[arg-type]
-                    *(adjacency.sides() if along else ()), *saved, grad, *(needed if asks else ()), *options)
+                    *(adjacency.sides() if takes_layouts else ()), *saved, grad, *(needed if takes_needed else ()),
+                    *options)
             else:
                 gradients = backward(adjacency, *saved, grad, needed, *options)  # type: ignore[operator]
         grads = (gradients,) if isinstance(gradients, Tensor) else gradients
         return None, None, *grads, *(None,) * len(options)
 
-    node = type(name, (torch.autograd.Function,), {"forward": staticmethod(ahead), "backward": staticmethod(back)})
-    apply = private.bound_apply(node)
+    members = {"forward": staticmethod(run), "backward": staticmethod(differentiate)}
+    apply = private.bound_apply(type(name, (torch.autograd.Function,), members))
 
     def call(adjacency: Any, composed: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if torch.is_grad_enabled() and private.any_requires_grad(*arguments):
             y: Tensor = apply(adjacency, composed, *arguments)
             return y
         results = (getattr(Loaded.core, forward)(  # type: ignore[arg-type]
-            *((adjacency.by_target,) if along else ()), *arguments, *without)
-                   if named else forward(adjacency, *arguments, *without))  # type: ignore[operator]
+            *((adjacency.by_target,) if takes_layouts else ()), *arguments, *inference)
+                   if named else forward(adjacency, *arguments, *inference))  # type: ignore[operator]
         y = results[0] if isinstance(results, tuple) else results
         return y
 

@@ -38,8 +38,8 @@ _LIBRARY = torch.library.Library("structconv", "FRAGMENT")
 _OWN = frozenset((Tensor, Parameter, int, float, bool, str, type(None), list, tuple))
 
 
-class _Seen:
-    """A flag, true once a functional transform has met an operator: from then on tensors may be remnants of one."""
+class _State:
+    """`transforms` is true once a functional transform has met an operator: from then on tensors may be left of one."""
 
     transforms = False
 
@@ -141,7 +141,7 @@ def _past_dispatcher(name: str, operator: Any, compute: Callable[..., Any], back
 
     def call(*inputs: Any) -> Any:
         if (is_compiling() or private.watched() or not _OWN.issuperset(map(type, inputs))
-                or (_Seen.transforms and _wrapped(inputs)) or inputs[0].is_meta):
+                or (_State.transforms and _wrapped(inputs)) or inputs[0].is_meta):
             return operator(*inputs)
         if torch.is_grad_enabled() and private.any_requires_grad(*inputs):
             return apply(*inputs)
@@ -153,7 +153,7 @@ def _past_dispatcher(name: str, operator: Any, compute: Callable[..., Any], back
 def _without_tangents(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, but an error where `torch.library.register_autograd` would lose a tangent."""
     def checked(*inputs: Any) -> Any:
-        if any(map(_moves, inputs)):
+        if any(map(_has_tangent, inputs)):
             raise NotImplementedError(f"structconv::{name} has no forward derivative with this version of torch")
         return call(*inputs)
 
@@ -213,29 +213,29 @@ def _dispatched(name: str, operator: Any, backward: Callable[..., Any], save: Ca
     apply = private.bound_apply(_function(name, forward, backward, jvp))
 
     def differentiable(*inputs: Any) -> Any:
-        ahead, needs_grad = private.forward_level() >= 0, torch.is_grad_enabled() and private.any_requires_grad(*inputs)
-        if not needs_grad and not (ahead and any(map(_moves, inputs))):
+        needs_grad = torch.is_grad_enabled() and private.any_requires_grad(*inputs)
+        forward_mode = private.forward_level() >= 0
+        if not needs_grad and not (forward_mode and any(map(_has_tangent, inputs))):
             return plain(*inputs)
-        if ahead and composed is not None and (results := composed(plain, inputs)) is not None:
+        if forward_mode and composed is not None and (results := composed(plain, inputs)) is not None:
             return results
         if not private.transforms_active():
             return apply(*inputs)
-        _Seen.transforms = True
+        _State.transforms = True
         with private.single_level():
             return apply(*inputs)
 
     return differentiable
 
 
-def _moves(value: Any) -> bool:
-    """Return True if a value has a tangent."""
+def _has_tangent(value: Any) -> bool:
     return isinstance(value, Tensor) and unpack_dual(value).tangent is not None
 
 
 def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any],
               jvp: Callable[..., Any] | None = None) -> Any:
     def pulled(ctx: Any, *grads: Any) -> Any:
-        _Seen.transforms = _Seen.transforms or any(grad is not None and private.is_batched(grad) for grad in grads)
+        _State.transforms = _State.transforms or any(grad is not None and private.is_batched(grad) for grad in grads)
         return backward(ctx, *grads)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(pulled)}
@@ -302,23 +302,23 @@ def differentiable_operator(name: str, inputs: str, options: str, results: str, 
         (Csr, Csr, inputs, options, flags) -> results: checked, and past the dispatcher as `define` says. The last of
         `DROPOUT` may be `None` for the size K.
     """
-    of = _Operator(name, inputs, options, results, flags, grads, reads_results, needs, composed, check, takes, edges)
-    of.shapes = fake = fake or of.fake
+    op = _Operator(name, inputs, options, results, flags, grads, reads_results, needs, composed, check, takes, edges)
+    op.shapes = fake = fake or op.fake
     if kernel:
-        forward = of.by_kernel(f"{kernel}_forward", of.at_options)
-        backward = of.by_kernel(f"{kernel}_backward", of.at_options_back, back=True)
+        forward = op.by_kernel(f"{kernel}_forward", op.at_options)
+        backward = op.by_kernel(f"{kernel}_backward", op.at_options_back, back=True)
     if with_backward:
-        of.backward = define(f"{name}_backward", of.schema_back, of.complete_back(backward), of.fake_back,
-                             of.check_back, _returned(of.inputs), backward=of.differentiate_again, save=of.save_again,
-                             composed=of.ahead_again)
-    differentiate, save = (of.differentiate, of.save) if with_backward else (of.differentiate_composed, of.save_inputs)
-    call = define(name, of.schema, of.complete(forward), fake, of.check_raw, _returned(of.results),
-                  backward=differentiate, save=save, composed=of.ahead)
-    COMPOSED[name] = of.decomposed
+        op.backward = define(f"{name}_backward", op.schema_back, op.back_with_fallback(backward), op.fake_back,
+                             op.check_back, _returned(op.inputs), backward=op.differentiate_back, save=op.save_back,
+                             composed=op.back_in_forward_mode)
+    differentiate, save = (op.differentiate, op.save) if with_backward else (op.differentiate_composed, op.save_inputs)
+    call = define(name, op.schema, op.with_fallback(forward), fake, op.check_raw, _returned(op.results),
+                  backward=differentiate, save=save, composed=op.in_forward_mode)
+    COMPOSED[name] = op.compute_composed
 
     def run(*arguments: Any) -> Any:
         flat = (*arguments[0], *arguments[1], *arguments[2:]) if edges else arguments
-        return call(*of.checked(flat))
+        return call(*op.checked(flat))
 
     return run
 
@@ -328,21 +328,21 @@ DROPOUT = "float p, Tensor? seed, SymInt batch_heads"
 
 
 class _Declaration(NamedTuple):
-    """A tensor with letters for its sizes; `apart`: of a dtype of its own."""
+    """A tensor with letters for its sizes; its dtype is that of the others, unless it has one of its own."""
 
     name: str
     sizes: tuple[str, ...]
     optional: bool
-    apart: bool
+    own_dtype: bool
 
     @classmethod
     def parse(cls, text: str) -> list[_Declaration]:
         tensors = []
         for declared in text.split(", "):
             first, *words = declared.split()
-            apart = first in ("any", "wide")
-            name, *sizes = words if apart else (first, *words)
-            tensors.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), apart))
+            own_dtype = first in ("any", "wide")
+            name, *sizes = words if own_dtype else (first, *words)
+            tensors.append(cls(name.rstrip("?"), tuple(sizes), name.endswith("?"), own_dtype))
         return tensors
 
 
@@ -381,7 +381,7 @@ class _Operator:
         names = [t.name for t in self.inputs]
         self.flag_of = {names.index(one): at for at, one in enumerate(needs.split(", "), self.at_options_back.stop)
                         if one}
-        tables = [self.start + i for i, t in enumerate(self.inputs) if not t.apart]
+        tables = [self.start + i for i, t in enumerate(self.inputs) if not t.own_dtype]
         first_of = {self.inputs[at - self.start].sizes[-1:]: at for at in reversed(tables)}
         self.like, self.tables = tables[0], list(first_of.values())
         layouts = [EDGES] if edges else []
@@ -407,7 +407,7 @@ class _Operator:
             if not fits:
                 shape = ", ".join(f"{one}={sizes[one]}" if one in sizes else one for one in declared.sizes)
                 raise ShapeError(self.name, f"{declared.name} must have shape ({shape})", tuple(t.shape))
-            if t.dtype != first.dtype and not declared.apart:
+            if t.dtype != first.dtype and not declared.own_dtype:
                 raise ShapeError(self.name, f"{declared.name} must have the dtype {first.dtype} of "
                                  f"{self.inputs[self.like - self.start].name}", t.dtype)
         if self.check is not None:
@@ -458,8 +458,9 @@ class _Operator:
         if self.flags:
             sizes["T"] = sizes["N"] if arguments[-1] else 0
         like = arguments[self.like]
-        results = tuple(like.new_empty([sizes[letter] for letter in t.sizes],
-                                       dtype=sum_dtype(like.dtype) if t.apart else like.dtype) for t in self.results)
+        wide = sum_dtype(like.dtype)
+        results = tuple(like.new_empty([sizes[letter] for letter in t.sizes], dtype=wide if t.own_dtype else like.dtype)
+                        for t in self.results)
         return results if len(results) > 1 else results[0]
 
     def expected(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -494,25 +495,25 @@ class _Operator:
                 return None
         return kernels
 
-    def complete(self, forward: Callable[..., Any] | None) -> Callable[..., Any]:
+    def with_fallback(self, forward: Callable[..., Any] | None) -> Callable[..., Any]:
         """The forward, composed where it has no result."""
         def compute(*arguments: Any) -> Any:
             results = None if forward is None else forward(*arguments)
-            return self.decomposed(*arguments) if results is None else results
+            return self.compute_composed(*arguments) if results is None else results
 
         return compute
 
-    def complete_back(self, backward: Callable[..., Any] | None) -> Callable[..., Any]:
+    def back_with_fallback(self, backward: Callable[..., Any] | None) -> Callable[..., Any]:
         """The backward, that of the composed form where it has no result. An operator returns no None: empty ones."""
         def compute(*arguments: Any) -> Any:
             grads = None if backward is None else backward(*arguments)
-            grads = self.pulled(*arguments) if grads is None else grads
+            grads = self.differentiate_by_composed(*arguments) if grads is None else grads
             return tuple(arguments[self.start].new_empty((0,)) if g is None or t is None else g.to(t.dtype)
                          for g, t in zip(grads, arguments[self.at_inputs], strict=True))
 
         return compute
 
-    def decomposed(self, *arguments: Any) -> Any:
+    def compute_composed(self, *arguments: Any) -> Any:
         """The composed form; a result that only a backward pass reads is NaN."""
         formula, inputs = self.formula(arguments, arguments[self.at_options])
         computed, expected = _several(formula(*inputs)), self.expected(arguments)
@@ -527,7 +528,7 @@ class _Operator:
         return [t is not None and (i not in self.flag_of or arguments[self.flag_of[i]])
                 for i, t in enumerate(arguments[self.at_inputs])]
 
-    def pulled(self, *arguments: Any) -> list[Tensor | None]:
+    def differentiate_by_composed(self, *arguments: Any) -> list[Tensor | None]:
         """The backward of the composed form."""
         formula, inputs = self.formula(arguments, arguments[self.at_options_back])
         needed, grads = self.needed(arguments), arguments[self.at_grads]
@@ -544,18 +545,18 @@ class _Operator:
         """The composed form as a function of the inputs, and these; inputs of 16 bits are computed with in 32."""
         ends = (Csr(*tensors[:3]), Csr(*tensors[3:6])) if self.start else ()
 
-        def of(*inputs: Any) -> Any:
+        def compute(*inputs: Any) -> Any:
             dtype = inputs[self.like - self.start].dtype
             if not self.inputs[0].sizes or dtype == sum_dtype(dtype):
                 return self.composed(*ends, *inputs, *options)
             y = self.composed(*ends, *(t if t is None else t.to(sum_dtype(dtype)) for t in inputs), *options)
-            return y if self.results[0].apart else y.to(dtype)
+            return y if self.results[0].own_dtype else y.to(dtype)
 
-        return of, tensors[self.at_inputs]
+        return compute, tensors[self.at_inputs]
 
     # -- backward mode --
 
-    def _keep(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
+    def _store(self, ctx: Any, tensors: Sequence[Any], options: Sequence[Any]) -> None:
         ctx.options, kept = [*options], [*tensors]
         for i, option in enumerate(options):
             kept.append(option if isinstance(option, Tensor) else None)
@@ -564,15 +565,15 @@ class _Operator:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*kept)
 
-    def _kept(self, ctx: Any) -> tuple[Sequence[Any], list[Any]]:
-        """The tensors and the options of `_keep`."""
+    def _load(self, ctx: Any) -> tuple[Sequence[Any], list[Any]]:
+        """The tensors and the options of `_store`."""
         saved, options = ctx.saved_tensors, [*ctx.options]
         count = len(saved) - len(options)
         for i, t in enumerate(saved[count:]):
             options[i] = options[i] if t is None else t
         return saved[:count], options
 
-    def _placed(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    def _place(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs among those of all arguments."""
         return (*(None,) * self.start, *(g if need else None for g, need in zip(grads, needed[self.at_inputs],
                 strict=True)), *(None,) * (len(needed) - self.stop))
@@ -583,13 +584,13 @@ class _Operator:
         if self.reads_results and type(y := kept[0]) is Tensor and not is_compiling() and not private.watched(
                 profilers=False):
             ctx.result, kept[0] = Result(y), None
-        self._keep(ctx, (*arguments[:self.stop], *kept), arguments[self.at_options])
+        self._store(ctx, (*arguments[:self.stop], *kept), arguments[self.at_options])
 
     def differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         cotangents, needed = grads[:self.grads], ctx.needs_input_grad
         if not any(grad is not None for grad in cotangents):
             return (None,) * len(needed)
-        saved, options = self._kept(ctx)
+        saved, options = self._load(ctx)
         inputs, results = saved[:self.stop], saved[self.stop:]
         if ctx.result is not None:
             if (y := ctx.result.take()) is None:
@@ -601,23 +602,23 @@ class _Operator:
             cotangents = (torch.zeros_like(y), *cotangents[1:])
         gradients = self.backward(*inputs, *results, *cotangents, *options,
                                   *(needed[self.start + i] for i in self.flag_of))
-        return self._placed(gradients, needed)
+        return self._place(gradients, needed)
 
     def save_inputs(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        self._keep(ctx, arguments[:self.stop], arguments[self.at_options])
+        self._store(ctx, arguments[:self.stop], arguments[self.at_options])
 
     def differentiate_composed(self, ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the derivatives of the composed form, which is computed again."""
-        formula, inputs = self.formula(*self._kept(ctx))
+        formula, inputs = self.formula(*self._load(ctx))
         needed = ctx.needs_input_grad
-        return self._placed(pulled_back(formula, inputs, needed[self.at_inputs], [grad]), needed)
+        return self._place(pulled_back(formula, inputs, needed[self.at_inputs], [grad]), needed)
 
-    def save_again(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
-        self._keep(ctx, (*arguments[:self.stop], *arguments[self.at_grads]), arguments[self.at_options_back])
+    def save_back(self, ctx: Any, arguments: tuple[Any, ...], _: Any) -> None:
+        self._store(ctx, (*arguments[:self.stop], *arguments[self.at_grads]), arguments[self.at_options_back])
 
-    def differentiate_again(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate_back(self, ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Differentiate the gradients of the composed form by the inputs and by the gradients of the results."""
-        (saved, options), needed = self._kept(ctx), ctx.needs_input_grad
+        (saved, options), needed = self._load(ctx), ctx.needs_input_grad
         formula, inputs = self.formula(saved, options)
         nonzero = [c is not None for c in cotangents]
         pulled = pulled_back(self._gradients(formula, nonzero), [*inputs, *saved[self.stop:]],
@@ -629,17 +630,17 @@ class _Operator:
 
     def _gradients(self, formula: Callable[..., Any], nonzero: Sequence[bool]) -> Callable[..., Any]:
         """(inputs, gradients of the results) -> the gradients of the inputs that require one."""
-        def of(*tensors: Tensor) -> tuple[Tensor, ...]:
+        def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
             inputs, grads = tensors[:len(self.inputs)], tensors[len(self.inputs):]
             pulled = pulled_back(formula, inputs, nonzero, grads)
             return tuple(torch.zeros_like(t) if g is None else g
                          for t, g, ask in zip(inputs, pulled, nonzero, strict=True) if ask)
 
-        return of
+        return gradients
 
     # -- forward mode --
 
-    def ahead(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def in_forward_mode(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The composed form of the results that have derivatives."""
         formula, inputs = self.formula(arguments, arguments[self.at_options])
         results, computed = plain(*arguments), formula(*inputs)
@@ -648,15 +649,15 @@ class _Operator:
         computed = _several(computed)
         return *computed, *results[len(computed):]
 
-    def ahead_again(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def back_in_forward_mode(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The gradients are linear in those of the results, by which alone they are differentiated as they are.
 
         That is the case of every graph that was drawn before forward mode was entered; within it, none has this
         operator.
         """
         inputs, grads = arguments[self.at_inputs], arguments[self.at_grads]
-        if any(map(_moves, inputs)):
-            return self._composed_again(arguments, inputs, grads)
+        if any(map(_has_tangent, inputs)):
+            return self._composed_back(arguments, inputs, grads)
         duals = [None if g is None else unpack_dual(g) for g in grads]
         if not any(d is not None and d.tangent is not None for d in duals):
             return None
@@ -667,7 +668,7 @@ class _Operator:
                           for parts in (primals, tangents))
         return tuple(y if t is None else make_dual(y, d) for t, y, d in zip(inputs, results, moved, strict=True))
 
-    def _composed_again(self, arguments: Sequence[Any], inputs: Sequence[Any], grads: Sequence[Any]) -> Any:
+    def _composed_back(self, arguments: Sequence[Any], inputs: Sequence[Any], grads: Sequence[Any]) -> Any:
         if private.transforms_active():
             raise NotImplementedError(f"structconv::{self.name}_backward has no forward derivative in its inputs "
                                       f"within a functional transform; structconv::{self.name} has")
