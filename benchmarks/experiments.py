@@ -45,7 +45,7 @@ from structconv.kernels.sparse_product import SparseProduct
 from structconv.planning import Call, Problem, Sizes
 from structconv.planning.fitted import FULL_COLUMNS
 from structconv.primitives.grouped import group_products
-from structconv.primitives.native.window import window_attention
+from structconv.primitives.window import window_attention
 from structconv.structures import Causal, Graph, Samples
 from structconv.structures.supports import EdgeSupport
 from structconv.weights import Eye, Full, LowRank, Weight

@@ -40,7 +40,7 @@ from structconv.planning.counts import Sizes
 from structconv.planning.problem import Call, Problem
 from structconv.primitives import triton
 from structconv.primitives.csr import spmm
-from structconv.primitives.native.edge_attention import additive_attention, affine_attention, bilinear_attention
+from structconv.primitives.edge_attention import additive_attention, affine_attention, bilinear_attention
 from structconv.structures import Causal, Graph
 from structconv.weights.whole import ByHead
 

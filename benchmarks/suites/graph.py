@@ -15,8 +15,8 @@ from benchmarks.rates import gathers
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
+from structconv.primitives.edge_attention import bilinear_attention
 from structconv.primitives.native.build import compiler
-from structconv.primitives.native.edge_attention import bilinear_attention
 from structconv.structures import Graph
 from structconv.weights import HeadBlocks
 
@@ -107,7 +107,7 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
 
 def _gat_kernel(heads: int, channels: int, size: Size) -> Comparison:
     """The attention alone, after the projection: for the roofline of gathered rows."""
-    from structconv.primitives.native.edge_attention import affine_attention
+    from structconv.primitives.edge_attention import affine_attention
 
     graph = power_law(size.pick(_QUICK, _FULL))
     source, target = leaf(graph.num_nodes, heads, seed=1), leaf(graph.num_nodes, heads, seed=2)

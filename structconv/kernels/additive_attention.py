@@ -23,16 +23,17 @@ from structconv.planning.cost import Cost
 from structconv.planning.counts import fused_application
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.functions import finite
-from structconv.primitives.native.dense_additive import StepInputs, additive_step, dense_additive_attention, factor_of
-from structconv.primitives.native.dispatch import drop_of, usable
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.dense_additive import StepInputs, additive_step, dense_additive_attention, factor_of
+from structconv.primitives.edge_attention import (
     additive_attention,
     additive_weights,
     as_logistic,
     attend,
     scaled,
 )
+from structconv.primitives.functions import finite
+from structconv.primitives.native.dispatch import drop_of, usable
+from structconv.primitives.native.dispatch import drop_of, usable
 from structconv.primitives.native.layer import attend_additive
 from structconv.shapes import broadcast
 

@@ -17,7 +17,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.kernel import Kernel, register
 from structconv.planning.plan import Plan, decide
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.conditioned import conditioned_product, heads_of_block
+from structconv.primitives.conditioned import conditioned_product, heads_of_block
 from structconv.weights import Full
 from structconv.weights.base import plus
 

@@ -31,9 +31,7 @@ from structconv.planning.counts import fused_application, nonzeros
 from structconv.planning.fitted import SPARSE_CALLS
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem, Run
-from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
-from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.edge_attention import (
     affine_attention,
     affine_weights,
     bilinear_attention,
@@ -41,6 +39,8 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
+from structconv.primitives.native.adjacency import Adjacency, adjacency_of, unchanged
+from structconv.primitives.native.dispatch import MAX_CHANNELS, NO_DROP, Drop, drop_of, usable
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.layer import attend_affine, attend_bilinear, attend_by_dots
 from structconv.primitives.native.node import is_direct

@@ -35,7 +35,7 @@ from structconv.planning.counts import fused_application, samples_in
 from structconv.planning.fitted import SPARSE_CALLS, WINDOW_ENTRY
 from structconv.planning.kernel import register
 from structconv.planning.problem import Call, Problem
-from structconv.primitives.native.window import MAX_WINDOW_CHANNELS, window_attention
+from structconv.primitives.window import MAX_WINDOW_CHANNELS, window_attention
 from structconv.shapes import broadcast
 from structconv.structures.enumeration import at_most
 from structconv.structures.masks import joined_by_and

@@ -38,12 +38,12 @@ from structconv.mechanisms.positions import ALiBi, RelativeBias
 from structconv.mechanisms.scores import Additive, BiAffine, DotProduct, Projection
 from structconv.planning import kernel as register
 from structconv.planning.tuning import Autotuning
+from structconv.primitives.dense_additive import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.images import convolve_images, convolve_transposed, window_means
 from structconv.primitives.native.adjacency import Adjacency as Edges
 from structconv.primitives.native.adjacency import adjacency_of, unchanged
-from structconv.primitives.native.dense_additive import FEW_OUTPUTS, StepInputs, additive_step
 from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of, kernels
 from structconv.primitives.native.layer import (
     attend_by_dots,

@@ -20,7 +20,7 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_dropout
-from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.operator import differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_choice
 

@@ -24,7 +24,7 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_columns, check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import EDGES, by_layouts, define
+from structconv.primitives.operator import EDGES, by_layouts, define
 from structconv.shapes import check_entries
 
 __all__ = ["edge_product", "sddmm", "spmm", "spmm_add", "write_spmm"]

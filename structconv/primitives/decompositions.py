@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.primitives.edge_attention import ends_of
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.native.edge_attention import ends_of
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import COMPOSED, EDGES, by_layouts
+from structconv.primitives.operator import COMPOSED, EDGES, by_layouts
 from structconv.primitives.polynomials import STEPS
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of, stable_order

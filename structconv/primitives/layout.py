@@ -16,7 +16,7 @@ from structconv.errors import ShapeError, StructureError, text_of
 from structconv.primitives.native.dispatch import Loaded, kernels
 from structconv.primitives.native.indices import LIMIT, Csr, Sealed
 from structconv.primitives.native.loader import Core, loaded
-from structconv.primitives.native.operator import define
+from structconv.primitives.operator import define
 from structconv.primitives.sorting import search, stable_sort
 
 __all__ = ["Csr", "check_bounds", "checked_batch", "compress", "copies", "first_loop", "first_wrong_edge", "layouts"]

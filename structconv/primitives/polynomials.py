@@ -21,7 +21,7 @@ from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native.checks import check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import EDGES, by_layouts, define
+from structconv.primitives.operator import EDGES, by_layouts, define
 from structconv.primitives.products import product
 
 __all__ = ["STEPS", "Recurrence", "polynomial_analysis", "polynomial_product", "polynomial_synthesis"]

@@ -19,7 +19,7 @@ from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.loader import CALLED
 from structconv.primitives.native.node import Gradients, as_node, is_direct
-from structconv.primitives.native.operator import define
+from structconv.primitives.operator import define
 
 __all__ = ["contract_heads", "expand_heads", "linear", "outer", "product", "product_for", "small_product",
            "split_heads"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError, text_of
 from structconv.primitives.native.checks import check_numbers
-from structconv.primitives.native.operator import define
+from structconv.primitives.operator import define
 
 __all__ = ["shift_products"]
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from structconv import Adjacency, Chebyshev, Conv, DotProduct, GATConv, Graph, Grid, Window
 from structconv.analysis.flops import FORMULAS, counted, forward_flops
 from structconv.nn import EdgeConditionedConv
-from structconv.primitives.native.operator import OPERATORS
+from structconv.primitives.operator import OPERATORS
 from tests.support.layers import drawn, uses
 
 EDGES, NODES = 90, 40

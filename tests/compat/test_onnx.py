@@ -14,7 +14,7 @@ from structconv.compat import decompositions, pyg
 from structconv.compat import torch as compat
 from structconv.mechanisms import STRUCTURE, Additive, DotProduct, Shifts
 from structconv.nn import ChebConv, Conv, Conv2d, GATConv, GATv2Conv, GCNConv, MultiheadAttention, RelationalConv
-from structconv.primitives.native.operator import OPERATORS
+from structconv.primitives.operator import OPERATORS
 from tests.support.layers import drawn
 
 #: Operators that no layer puts into an exported forward pass, or that have no composed form.

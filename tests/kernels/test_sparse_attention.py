@@ -8,7 +8,7 @@ from structconv.bases import Bilinear, EdgeScore, weights_at
 from structconv.kernels import sparse_attention
 from structconv.kernels.sparse_attention import AffineEdges, BilinearEdges, ScoredEdges
 from structconv.mechanisms import EdgeBias
-from structconv.primitives.native.edge_attention import packed_attention
+from structconv.primitives.edge_attention import packed_attention
 from structconv.structures.supports import EdgeSupport
 from structconv.weights import HeadBlocks
 from tests.kernels.applied import (

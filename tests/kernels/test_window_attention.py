@@ -8,8 +8,8 @@ import torch
 from structconv import Causal, ConfigError, Grid, Samples, ShapeError, Window
 from structconv.bases import Bilinear, Distance, Dropped, GridLookup, Lookup
 from structconv.kernels import dense_attention, window_attention
+from structconv.primitives import window as native
 from structconv.primitives.native import core
-from structconv.primitives.native import window as native
 from tests.kernels.applied import applied, call_of, computed, offered
 from tests.support.threads import on_threads
 

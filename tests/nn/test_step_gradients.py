@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from structconv import STRUCTURE, Additive, Conv, Eye, Padding
-from structconv.primitives.native import core, dense_additive
+from structconv.primitives import dense_additive
+from structconv.primitives.native import core
 from structconv.weights import EyeBlocks
 
 STEPS = 5

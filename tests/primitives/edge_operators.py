@@ -9,12 +9,10 @@ from torch import Tensor
 
 from structconv import Full, Graph, conv
 from structconv.bases.typed import Typed
+from structconv.primitives.conditioned import conditioned_product
 from structconv.primitives.csr import sddmm, spmm, spmm_add
-from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.layout import compress
-from structconv.primitives.native.conditioned import conditioned_product
-from structconv.primitives.native.dense_additive import dense_additive_attention
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.dense_additive import dense_additive_attention
+from structconv.primitives.edge_attention import (
     additive_attention,
     additive_weights,
     affine_attention,
@@ -24,6 +22,8 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.layout import compress
 from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 
 #: Heads, channels and the depth of a score: every width of a kernel's blocks of heads and channels, and their rests.

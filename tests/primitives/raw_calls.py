@@ -16,20 +16,18 @@ from torch import Tensor
 
 from structconv.primitives import (  # noqa: F401  (define operators)
     blocked_attention,
+    conditioned,
+    dense_additive,
+    edge_attention,
     grouped,
     polynomials,
     products,
     shifted,
-)
-from structconv.primitives.layout import compress
-from structconv.primitives.native import (  # noqa: F401
-    conditioned,
-    dense_additive,
-    edge_attention,
     window,
 )
+from structconv.primitives.layout import compress
 from structconv.primitives.native.loader import core
-from structconv.primitives.native.operator import OPERATORS
+from structconv.primitives.operator import OPERATORS
 
 M, N, E, K = 7, 6, 20, 2
 

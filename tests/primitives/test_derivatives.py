@@ -13,12 +13,10 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives import products  # noqa: F401  (defines its operators)
 from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.primitives.blocks import recompute_blocks
+from structconv.primitives.conditioned import conditioned_product
 from structconv.primitives.csr import sddmm, spmm, spmm_add
-from structconv.primitives.grouped import group_outer, group_products
-from structconv.primitives.layout import compress
-from structconv.primitives.native.conditioned import conditioned_product
-from structconv.primitives.native.dense_additive import dense_additive_attention
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.dense_additive import dense_additive_attention
+from structconv.primitives.edge_attention import (
     additive_attention,
     additive_weights,
     affine_attention,
@@ -28,11 +26,13 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
-from structconv.primitives.native.operator import OPERATORS
-from structconv.primitives.native.window import window_attention
+from structconv.primitives.grouped import group_outer, group_products
+from structconv.primitives.layout import compress
+from structconv.primitives.operator import OPERATORS
 from structconv.primitives.polynomials import polynomial_analysis, polynomial_synthesis
 from structconv.primitives.segments import masked_softmax, segment_softmax
 from structconv.primitives.shifted import shift_products
+from structconv.primitives.window import window_attention
 from tests.primitives.raw_calls import valid, with_backwards
 from tests.support.drawn import EVERY, drawn
 from tools import operators

@@ -5,9 +5,8 @@ import torch
 
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.csr import spmm, spmm_add, write_spmm
-from structconv.primitives.native import core
-from structconv.primitives.native.dense_additive import dense_additive_attention
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.dense_additive import dense_additive_attention
+from structconv.primitives.edge_attention import (
     additive_attention,
     additive_weights,
     affine_attention,
@@ -17,6 +16,7 @@ from structconv.primitives.native.edge_attention import (
     packed_attention,
     projected_attention,
 )
+from structconv.primitives.native import core
 from tests.primitives.edge_operators import OPERATORS, SHAPES, Edges, random_edges
 from tests.support.drawn import EVERY, drawn
 from tests.support.threads import on_threads

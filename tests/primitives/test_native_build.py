@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from structconv.primitives.csr import spmm
+from structconv.primitives.edge_attention import affine_attention
 from structconv.primitives.layout import compress
 from structconv.primitives.native import build, core, dispatch, indices, loader, status
-from structconv.primitives.native.edge_attention import affine_attention
 from tests.support.drawn import slow
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from structconv.primitives.edge_attention import additive_attention, affine_attention, bilinear_attention
 from structconv.primitives.native import dispatch
-from structconv.primitives.native.edge_attention import additive_attention, affine_attention, bilinear_attention
 from structconv.primitives.triton import choice, splits
 from tests.primitives.edge_operators import OPERATORS, Edges
 from tests.support.drawn import EVERY, drawn

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from structconv import Graph, nn
-from structconv.primitives.native.operator import OPERATORS
+from structconv.primitives.operator import OPERATORS
 from tests.primitives.raw_calls import same, with_backwards
 
 CALLS = {dtype: with_backwards(dtype) for dtype in (torch.float32, torch.bfloat16)}

@@ -28,8 +28,8 @@ from structconv.nn.direct import FEW_NUMBERS, must_be_planned
 from structconv.planning.plan import plan_for
 from structconv.planning.precision import autocast_dtype, cast, cast_call, promoted_dtype
 from structconv.planning.problem import Call
+from structconv.primitives.edge_attention import additive_attention, as_logistic, bilinear_attention
 from structconv.primitives.native.dispatch import drop_of
-from structconv.primitives.native.edge_attention import additive_attention, as_logistic, bilinear_attention
 from structconv.primitives.native.layer import attend_additive, attend_bilinear, weigh_rows
 from structconv.primitives.native.node import is_direct
 from structconv.structures.graph import Graph

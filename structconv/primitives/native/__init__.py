@@ -1,8 +1,7 @@
-"""The native CPU core: C++ kernels behind torch's stable ABI, their operators, and what stands in for them.
+"""The native CPU core: C++ kernels behind torch's stable ABI. It is built, loaded and called here.
 
-Each operator is declared once, in the file of its name, see `operator.differentiable_operator`: its schema, checks,
-shapes, kernels, and the form composed of other operators that stands in for them and has every derivative. Layers along
-sorted edges are single nodes of autograd, `layer`.
+The operators that use it are in the files of `structconv.primitives`. Layers along sorted edges are single nodes of
+autograd, `layer`.
 
 float32 and bfloat16 (with float32 sums) on a CPU run natively; float64, other devices, and a machine without a
 compiler run torch's operators with the same contract. Nothing of size (E, K, C) is ever held. A row belongs to one

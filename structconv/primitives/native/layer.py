@@ -15,10 +15,10 @@ from torch.nn.functional import linear
 
 from structconv.primitives import products  # noqa: F401  (which C++ calls)
 from structconv.primitives.csr import spmm
+from structconv.primitives.edge_attention import additive_attention, bilinear_attention, projected_attention
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Drop, Loaded
-from structconv.primitives.native.edge_attention import additive_attention, bilinear_attention, projected_attention
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.native.node import Gradients, as_node
 

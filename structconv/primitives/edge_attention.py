@@ -22,7 +22,7 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.hashing import hash_uniform
 from structconv.primitives.native.dispatch import parts_of_table
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import DROPOUT, differentiable_operator, trains
+from structconv.primitives.operator import DROPOUT, differentiable_operator, trains
 from structconv.primitives.segments import segment_softmax
 from structconv.primitives.sorting import rows_of
 from structconv.shapes import check_choice

@@ -17,12 +17,7 @@ from torch import Tensor
 from structconv import torch_compat as private
 from structconv.errors import ShapeError, text_of
 from structconv.primitives.blocks import recompute_blocks
-from structconv.primitives.functions import pulled_back, transformed
-from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.native import dispatch
-from structconv.primitives.native.checks import check_numbers
-from structconv.primitives.native.dispatch import floats, unit
-from structconv.primitives.native.edge_attention import (
+from structconv.primitives.edge_attention import (
     LOGISTIC,
     activate,
     as_logistic,
@@ -30,8 +25,13 @@ from structconv.primitives.native.edge_attention import (
     check_kind,
     scaled,
 )
+from structconv.primitives.functions import pulled_back, transformed
+from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.native import dispatch
+from structconv.primitives.native.checks import check_numbers
+from structconv.primitives.native.dispatch import floats, unit
 from structconv.primitives.native.loader import Core
-from structconv.primitives.native.operator import DROPOUT, differentiable_operator
+from structconv.primitives.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 
 __all__ = ["FEW_OUTPUTS", "StepInputs", "additive_step", "dense_additive_attention", "factor_of"]

@@ -13,7 +13,7 @@ from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.dispatch import dense, edges_of, unit
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.native.operator import differentiable_operator
+from structconv.primitives.operator import differentiable_operator
 
 __all__ = ["conditioned_product", "heads_of_block"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.hashing import hash_uniform
-from structconv.primitives.native.operator import DROPOUT, differentiable_operator
+from structconv.primitives.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of
 
