@@ -33,7 +33,6 @@ from structconv.primitives.edge_attention import (
 )
 from structconv.primitives.functions import finite
 from structconv.primitives.native.dispatch import drop_of, usable
-from structconv.primitives.native.dispatch import drop_of, usable
 from structconv.primitives.native.layer import attend_additive
 from structconv.shapes import broadcast
 
