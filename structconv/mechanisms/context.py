@@ -70,7 +70,7 @@ class Context(Score):
         else:
             self.query = drawn((self.queries, channels.others), channels.others)
 
-    def _is_moved(self, samples: Samples | None) -> bool:
+    def _must_move(self, samples: Samples | None) -> bool:
         raise ConfigError("Context", "positions must be left out, for its outputs are its queries", repr(self))
 
     def forward(self, inputs: Inputs) -> Basis:

@@ -41,7 +41,7 @@ from structconv.mechanisms.naming import (
     names_of_x,
     names_structures,
 )
-from structconv.mechanisms.samples import each_sample, left_out
+from structconv.mechanisms.samples import each_sample, separated
 from structconv.mechanisms.visibility import (
     BY_INPUTS,
     BY_PAIRS,
@@ -318,21 +318,23 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
             inputs = inputs._replace(x=scores)
         return inputs, values
 
-    def evaluate(self, inputs: Inputs, closed: bool = True) -> Basis:
-        """The basis for the inputs of a call: of a batch of samples without the pairs of different samples, if it is
-        to be `closed`; moved to where the outputs stand, if they stand elsewhere than their numbers say."""
+    def evaluate(self, inputs: Inputs, separate: bool = True) -> Basis:
+        """The basis for the inputs of a call, moved to the positions of the outputs if the call has such.
+
+        With `separate=False` the basis of a batch may have pairs of different samples, which the caller masks.
+        """
         structure = inputs[2]
         if type(structure) is NamedStructures:
             inputs = self._own_inputs(inputs)
             structure = inputs[2]
         samples = None if structure is None else getattr(structure, "samples", None)
-        moved = inputs.output_positions is not None and self._is_moved(samples)
-        apart, opened = (False, False) if samples is None else self._in_batch(samples.square)
+        to_positions = inputs.output_positions is not None and self._must_move(samples)
+        by_sample, crosses = (False, False) if samples is None else self._in_batch(samples.square)
         if samples is not None and not samples.square and self.batching in ("pairs", "offsets") and (
                 inputs.z is inputs.x):
             raise StructureError(type(self).__name__, "z must be given where the samples have other outputs than "
                                  "inputs", repr(samples), "Call it as layer(x, structure, z=z).")
-        if apart:
+        if by_sample:
             bases = [private.called(self, part) for part in each_sample(inputs)]
             basis: Any = BlockDiagonal(tuple([each if is_basis(each) else self._as_basis(each) for each in bases]))
         else:
@@ -347,9 +349,9 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
                 basis = self(inputs)
             if type(basis) not in BASES:
                 basis = self._as_basis(basis)
-        if moved:
+        if to_positions:
             return placed(basis, cast(OutputPositions, inputs.output_positions), inputs.num_outputs)
-        return left_out(basis, self._pairs_of(structure)) if opened and closed else basis
+        return separated(basis, self._pairs_of(structure)) if crosses and separate else basis
 
     def _as_basis(self, basis: Any) -> Basis:
         """Return a result of `forward` that is no basis as one."""
@@ -361,8 +363,8 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
                           "Edges with weights are bases.Sparse(Graph(edge_index, num_nodes=N), values)." if sparse
                           else "")
 
-    def _is_moved(self, samples: Samples | None) -> bool:
-        """Return True if the basis must still be moved to the positions of the outputs."""
+    def _must_move(self, samples: Samples | None) -> bool:
+        """Return True if `forward` leaves it to `evaluate` to move the basis to the positions of the outputs."""
         if samples is not None:
             raise StructureError("positions", "positions must be left out in a batch of samples", repr(samples),
                                  "Give x as (B, M, P), with a Padding mask.")
@@ -378,15 +380,15 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
         """Return the samples whose pairs (m, n) exist."""
         if type(structure) is NamedStructures:
             return cast(Samples, structure.samples)
-        samples, led = structure.samples, self.output_structure(structure)
-        return cast(Samples, samples if led is structure else samples.leading_to(led.samples))
+        samples, outputs = structure.samples, self.output_structure(structure)
+        return cast(Samples, samples if outputs is structure else samples.leading_to(outputs.samples))
 
     def _in_batch(self, square: bool) -> tuple[bool, bool]:
-        """Return whether the mechanism computes each sample of a batch by itself, and whether its basis may join
-        different samples, so that these are masked. `square`: whether the samples' outputs are their inputs."""
+        """Return True if each sample of a batch is computed by itself, and True if pairs of the basis may cross
+        samples, so that they must be masked. `square`: True if the outputs of the samples are their inputs."""
         batching = self.batching
-        apart = batching == "apart" or (batching == "offsets" and not square)
-        return apart, self.has_scores if apart else batching != "structure"
+        by_sample = batching == "apart" or (batching == "offsets" and not square)
+        return by_sample, self.has_scores if by_sample else batching != "structure"
 
     def bound(self, in_channels: int, out_channels: int | None = None, other_channels: int | None = None) -> Mechanism:
         """A copy of the expression with parameters for these channel counts; shared parts stay shared."""
@@ -482,8 +484,7 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
 
     def _output_entries(self, structure: Any) -> int | None:
         """N by the structure of a call; `None` where z tells."""
-        led = self.output_structure(structure)
-        return _count(led, "num_outputs")
+        return _count(self.output_structure(structure), "num_outputs")
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         """Return "z" or "x" if the outputs are the entries of z or of x; `None` for other outputs, such as a coarser

@@ -104,7 +104,7 @@ class Mask(Named, nn.Module):
                 called = self._mask_of(called)
             mask = called
         elif self._buffers:
-            mask = self._moved()
+            mask = self._over_buffers()
         if self._predicts:
             mask = _at_positions(mask, iter([getattr(self, f"position{i}") for i in range(len(_positions(mask)))]),
                                  inputs)
@@ -121,11 +121,11 @@ class Mask(Named, nn.Module):
         return mask
 
     def _called_by_name(self, inputs: Any) -> tuple[Any, Any]:
-        """Return its own one of several structures, and the inputs with it, or with the samples if it has none."""
+        """Return the structure that the mask names, and the inputs with it, or with the samples if it has none."""
         structures = inputs.structure
         own = self._own(structures)
-        apart = structures.samples is None or getattr(own, "samples", None) is not None
-        return own, inputs._replace(structure=own if apart else structures.samples)
+        keeps_own = structures.samples is None or getattr(own, "samples", None) is not None
+        return own, inputs._replace(structure=own if keeps_own else structures.samples)
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:
         """How it may hide an input from all outputs: by its tensors or those of the structure, and, for a gradient, by
@@ -163,7 +163,7 @@ class Mask(Named, nn.Module):
         called = self._own(inputs.structure)
         if isinstance(self._mask, CalledWith) and called is None:
             return None  # of what is still to be prepared, or of a call that is refused
-        mask = self._mask_of(called) if isinstance(self._mask, CalledWith) else self._moved()
+        mask = self._mask_of(called) if isinstance(self._mask, CalledWith) else self._over_buffers()
         if not isinstance(mask, Support):
             return None
         if not self._predicts:  # `prepare` asks before there is any z
@@ -175,13 +175,12 @@ class Mask(Named, nn.Module):
     def _mask_of(self, structure: Any) -> Graph | Support | None:
         if isinstance(structure, Graph | Support) and not isinstance(structure, Samples):
             return structure
-        junk = structure is not None and not isinstance(structure, FrozenValue)
-        if self._mask is STRUCTURE or junk:
+        if self._mask is STRUCTURE or not (structure is None or isinstance(structure, FrozenValue)):
             raise StructureError(f"masked(keep={self._mask!r})", "the layer must be called with a Graph or a Support",
                                  type(structure).__name__, "Call it as layer(x, structure=graph).")
         return None
 
-    def _moved(self) -> Any:
+    def _over_buffers(self) -> Any:
         """Return the mask over the current buffers: the same object until a buffer is replaced."""
         buffers = iter(list(self._buffers.values()))
         mask = map_tensors(self._mask, lambda t: next(buffers))
@@ -192,9 +191,9 @@ class Mask(Named, nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load as any module does. Masks that a file lacks stay, and those that it has beside them are left out."""
         own = {prefix + name: buffer for name, buffer in self._buffers.items()}
-        entries_of_mask = {key: t for key, t in state_dict.items() if key in own or not re.fullmatch(
-            r"mask\d+", key.removeprefix(prefix))}
-        super()._load_from_state_dict({**own, **entries_of_mask}, prefix, *args)
+        loaded = {key: t for key, t in state_dict.items()
+                  if key in own or not re.fullmatch(r"mask\d+", key.removeprefix(prefix))}
+        super()._load_from_state_dict({**own, **loaded}, prefix, *args)
 
     def __repr__(self) -> str:
         return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)

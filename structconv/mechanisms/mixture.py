@@ -96,8 +96,8 @@ class Mixture(Mechanism):
     def inputs_of_parts(self, x: Mapping[str, Tensor], z: Tensor | None, structure: Any) -> InputsOfParts:
         """Return the inputs of each part in a call."""
         parts, names = self._branches(), self.__dict__["_reads"]
-        placed = self._placed(parts, names, structure)
-        result = [part._call_inputs(x[name], z, own) for part, name, own in zip(parts, names, placed, strict=True)]
+        structures = self._structures_of_parts(parts, names, structure)
+        result = [part._call_inputs(x[name], z, own) for part, name, own in zip(parts, names, structures, strict=True)]
         return InputsOfParts(tuple([own for own, _ in result]), z, structure, None, tuple([own for _, own in result]))
 
     def basis(self, x: Any, structure: Any = None, *, z: Tensor | None = None) -> Basis:
@@ -121,17 +121,17 @@ class Mixture(Mechanism):
         return next((count for count in counts if count is not None), None)
 
     def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
-        """Return the structures unchanged, because `inputs_of_parts` selects the samples of each part."""
+        """Return them unchanged, because `inputs_of_parts` selects the samples of each part."""
         return structure
 
-    def _placed(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
+    def _structures_of_parts(self, parts: list[Mechanism], names: tuple[str, ...], structure: Any) -> list[Any]:
         """Return the structure of each part. In a batch, parts must agree on the samples of their outputs, and on the
         samples of an x that they share."""
         named = type(structure) is NamedStructures
         if not structure.batched if named else getattr(structure, "samples", None) is None:
             return [part._own(structure) for part in parts]
         if is_compiling() and not named:  # a traced program holds for any sizes of samples, and reads none
-            return [None if _free(part) else structure for part in parts]
+            return [None if _needs_no_structure(part) else structure for part in parts]
         result: list[Any] = []
         outputs: list[Place] = []
         inputs: dict[str, list[Place]] = {}
@@ -141,8 +141,8 @@ class Mixture(Mechanism):
             if place is not None:
                 outputs.append(Place(place.name, place.samples.of_outputs()))
                 inputs.setdefault(name, []).append(Place(place.name, place.samples.turned().of_outputs()))
-        for alike in (outputs, *inputs.values()):
-            _check_alike(alike)
+        for places in (outputs, *inputs.values()):
+            _check_same_samples(places)
         return result
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ def _counts(argument: str, names: tuple[str, ...], counts: Mapping[str, int] | i
 
 def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
     """Return the structure of a part and the samples that it sets; `None` for a part without a structure."""
-    if _free(part):
+    if _needs_no_structure(part):
         return None, None
     if type(structure) is not NamedStructures:
         return structure, Place("structure", part._pairs_of(structure))
@@ -177,15 +177,15 @@ def _place(part: Mechanism, structure: Any) -> tuple[Any, Place | None]:
     return part._own(structure.at(named_samples)), named_samples[0] if named_samples else None
 
 
-def _free(part: Mechanism) -> bool:
-    """Return True if the part needs no structure."""
-    return "structure" not in part.reads and all(inner.batching == "structure" for inner in part.modules()
-                                            if isinstance(inner, Mechanism) and not inner._passes_structures)
+def _needs_no_structure(part: Mechanism) -> bool:
+    return "structure" not in part.reads and all(
+        inner.batching == "structure" for inner in part.modules()
+        if isinstance(inner, Mechanism) and not inner._passes_structures)
 
 
-def _check_alike(named_samples: list[Place]) -> None:
-    for place in named_samples[1:]:
-        if not same_samples(named_samples[0].samples, place.samples):
+def _check_same_samples(places: list[Place]) -> None:
+    for place in places[1:]:
+        if not same_samples(places[0].samples, place.samples):
             raise StructureError("|", "parts must speak of the same samples of their outputs, and of an x that they "
-                                 "share", f"{named_samples[0].samples!r} and {place.samples!r}",
+                                 "share", f"{places[0].samples!r} and {place.samples!r}",
                                  "Name one for each, whose samples are those of its x: expression.on(NAME).")

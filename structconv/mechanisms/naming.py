@@ -62,8 +62,10 @@ class Named:
     def _leads(self, structure: Any) -> Any:
         """Return the structures after this mechanism; its own one becomes the structure of its outputs."""
         own = self._own(structure)
-        led = self.output_structure(own)
-        return led if own is structure else structure if led is own else structure.leading(self._structure_name, led)
+        after = self.output_structure(own)
+        if own is structure:
+            return after
+        return structure if after is own else structure.leading(self._structure_name, after)
 
     def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
         """Return the structures of a call, with the samples that its own structure sets."""
@@ -78,7 +80,7 @@ class Named:
         return [Place(self._structure_name or next(iter(structures.by_name)), self._pairs_of(own))]
 
     def _pairs_of(self, structure: Any) -> Samples:
-        """Return the samples whose pairs (m, n) exist."""
+        """Return the samples within which the pairs (m, n) exist."""
         samples: Samples = structure.samples
         return samples
 

@@ -26,7 +26,7 @@ from structconv.mechanisms.given import added
 from structconv.mechanisms.masks import CalledWith, Mask, covers_inputs
 from structconv.mechanisms.mixture import mixed
 from structconv.mechanisms.naming import reads_of
-from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING, closings, left_out
+from structconv.mechanisms.samples import NORMALIZING, ZERO_PRESERVING, separated, separations
 from structconv.mechanisms.visibility import EVERY_INPUT, InputSet, Masks
 from structconv.shapes import check_number
 from structconv.structures.graph import Graph
@@ -146,8 +146,8 @@ def shown(text: str, step: Step, module: Any) -> str:
 
 #: Operators that join pair by pair.
 _ENTRYWISE_JOINS = (None, "add", "multiply")
-#: Operators that normalize, and the kinds that two of them have by their names.
-_NORMALIZING = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
+#: Operators that normalize, with the kind of those whose name says it.
+_NORMALIZATION_KINDS = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
 #: The arguments of operators that are numbers.
 _NUMBERS = {"leaky_relu": ("negative_slope",), "softcap": ("cap",), "scaled": ("scale",)}
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
@@ -178,8 +178,8 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
     if name == "masked":
         mask, kept = check_mask(options["keep"], options["drop"], str, CalledWith), options["drop"] is None
         return Step("masked", (("kept", kept),), True), Mask(mask, kept)
-    if name in _NORMALIZING:
-        check_normalization(options.get("kind", _NORMALIZING[name]), options["over"], operand)
+    if name in _NORMALIZATION_KINDS:
+        check_normalization(options.get("kind", _NORMALIZATION_KINDS[name]), options["over"], operand)
     if name == "softmax_with_sink" and isinstance(others[0], Tensor):
         return Step(name, tuple(options.items()), True), Factor(others[0], "sink")
     if name == "softmax_with_sink":
@@ -226,22 +226,24 @@ def _check_own_heads(operands: list[Mechanism], size: int) -> None:
                               "of @ or outer has one matrix", f"K={operand.size} of {size}", "Join them by |.")
 
 
-def _behind_first(first: Mechanism, second: Mechanism, basis: Basis, inputs: Inputs) -> Inputs:
-    """The inputs of the second of two composed mechanisms: its x are the outputs of the first. If these are the entries
-    of x or of z, they have their content; others have only a number and a structure, a `StructureError` where the
-    second reads content."""
+def _inputs_of_second(first: Mechanism, second: Mechanism, basis: Basis, inputs: Inputs) -> Inputs:
+    """The inputs of the second of two composed mechanisms: its x are the outputs of the first.
+
+    Outputs that are entries of x or of z have their content. Others have no content, so that a second mechanism that
+    reads it raises a `StructureError`.
+    """
     x, z, structure, projected, *_ = inputs
     own = first._own(structure)
-    whose = first._outputs_are(own, x.shape[-2])
-    if whose == "x":
+    outputs = first._outputs_are(own, x.shape[-2])
+    if outputs == "x":
         return inputs
-    counted = first._output_entries(own)
-    count = basis.num_outputs if counted is None else counted
-    known = whose == "z" and count == inputs.num_outputs
-    if known and z is x:
+    expected = first._output_entries(own)
+    count = basis.num_outputs if expected is None else expected
+    reads_z = outputs == "z" and count == inputs.num_outputs
+    if reads_z and z is x:
         return inputs
-    structure = _led(first, second, structure, known)
-    if known:
+    structure = _structure_of_second(first, second, structure, reads_z)
+    if reads_z:
         return type(inputs)(z, z, structure, projected and (projected[1], projected[1]))
     if "content" in second.reads:
         raise StructureError("a @ b", "the outputs of a must be entries of x or of z, of which b reads the content",
@@ -250,31 +252,35 @@ def _behind_first(first: Mechanism, second: Mechanism, basis: Basis, inputs: Inp
     return type(inputs)(x, x, structure)
 
 
-def _led(first: Mechanism, second: Mechanism, structure: Any, to_z: bool) -> Any:
-    """Return the structure (or structures) after the first of two composed mechanisms; its entries may be those of z.
-    """
+def _structure_of_second(first: Mechanism, second: Mechanism, structure: Any, reads_z: bool) -> Any:
+    """The structure, or structures, that the second of two composed mechanisms reads. `reads_z`: its x is z."""
     samples = getattr(structure, "samples", None)
     named = type(structure) is NamedStructures
-    led = first._leads(structure)
-    if led is structure and samples is not None and (isinstance(led, Samples) or to_z):
+    result = first._leads(structure)
+    if result is structure and samples is not None and (isinstance(result, Samples) or reads_z):
         if named:
-            led = led._replace(samples=samples.of_outputs())
-        elif led is samples or "structure" not in second.reads:
-            led = samples.of_outputs()
-    return led.at(second._samples_of(led)) if named else led
+            result = result._replace(samples=samples.of_outputs())
+        elif result is samples or "structure" not in second.reads:
+            result = samples.of_outputs()
+    return result.at(second._samples_of(result)) if named else result
 
 
 class _Parts(NamedTuple):
-    """The parts of a node as a call needs them: `program` holds each step with the module that it reads, or with the
-    node, whose mode dropout follows, and what `node_of` tells; `masking` the masks in it or further down that may hide
-    inputs; `masked` whether a step is a mask; `closings` those of a batch whose outputs are not its inputs, and are."""
+    """The parts of a node as a call needs them.
+
+    Args:
+        program: for each step its function, the module that it reads or the node itself, and the result of `node_of`.
+        masking: the masks and terms in the expression that may remove inputs from all pairs.
+        masked: True if a step is a mask.
+        separations: the result of `separations` for a batch whose outputs are not its inputs, and for one whose are.
+    """
 
     operands: tuple[Mechanism, ...]
     program: tuple[tuple[Build, nn.Module, Callable[..., Basis] | None, tuple[Any, ...]], ...]
     reads: frozenset[str]
     masking: tuple[Any, ...]
     masked: bool
-    closings: tuple[tuple[frozenset[int], bool], ...]
+    separations: tuple[tuple[frozenset[int], bool], ...]
 
 
 class Operation(Mechanism):
@@ -348,9 +354,8 @@ class Operation(Mechanism):
             elif getattr(type(part), "_may_mask_inputs", None) is not Mechanism._may_mask_inputs:
                 masking.append(part)
         reads = {fact for part in (*masks, *operands) for fact in reads_of(part)} - {"sibling"}
-        closed = tuple([closings(self.steps, self._joins_open(square)) for square in (False, True)])
         parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(masking), bool(masks),
-                       closed)
+                       tuple([separations(self.steps, self._joined_crosses(square)) for square in (False, True)]))
         if "_known_in_layer" in self.__dict__:
             self.__dict__["_known_parts"] = parts
         return parts
@@ -370,20 +375,20 @@ class Operation(Mechanism):
     def forward(self, inputs: Inputs) -> Basis:
         if inputs.output_positions is not None:
             self._check_order()
-        closed, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
+        separate, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         parts = self.__dict__.get("_known_parts") or self._parts_now()
-        basis = (parts.operands[0].evaluate(inputs, closed) if self.join is None
-                 else self._joined(parts.operands, inputs, closed))
+        basis = (parts.operands[0].evaluate(inputs, separate) if self.join is None
+                 else self._joined(parts.operands, inputs, separate))
         if samples is None:
             for build, module, node, options in parts.program:
                 basis = (build(basis, module, inputs, None) if node is None or type(basis) is Concat
                          else node(basis, *options))
             return basis
-        before = parts.closings[samples.square][0]
+        before = parts.separations[samples.square][0]
         pairs = self._pairs_joined(inputs.structure) if before or parts.masked else None
         for i, (build, module, node, options) in enumerate(parts.program):
             if i in before:
-                basis = left_out(basis, cast(Any, pairs))
+                basis = separated(basis, cast(Any, pairs))
             basis = (build(basis, module, inputs, pairs) if node is None or type(basis) is Concat
                      else node(basis, *options))
             if pairs is not None and self.steps[i].name == "transpose":
@@ -399,16 +404,16 @@ class Operation(Mechanism):
             raise ConfigError("positions", "positions must be left out where weights are normalized over all outputs",
                               repr(self))
 
-    def _joins_open(self, square: bool) -> bool:
-        """Return True if the joined operands may have pairs of different samples."""
+    def _joined_crosses(self, square: bool) -> bool:
+        """Return True if pairs of the joined operands may cross samples."""
         if self.join not in _ENTRYWISE_JOINS:
             return False
-        opened = [operand._in_batch(square)[1] for operand in self.mechanisms()]
+        crosses = [operand._in_batch(square)[1] for operand in self.mechanisms()]
         scores = any(operand.has_scores for operand in self.mechanisms())
-        return any(opened) and (scores or self.join != "multiply" or all(opened))
+        return any(crosses) and (scores or self.join != "multiply" or all(crosses))
 
     def _in_batch(self, square: bool) -> tuple[bool, bool]:
-        return False, (self.__dict__.get("_known_parts") or self._parts_now()).closings[square][1]
+        return False, (self.__dict__.get("_known_parts") or self._parts_now()).separations[square][1]
 
     def _pairs_joined(self, structure: Any) -> Any:
         """Return the samples within which the pairs of the joined operands exist."""
@@ -440,7 +445,7 @@ class Operation(Mechanism):
         exist, reached = [existing for existing, _ in visible], [reaching for _, reaching in visible]
         scores = any(part.has_scores for part in operands)
         if self.join == "compose":
-            existing, reaching = EVERY_INPUT, masks.whatever_output(reached[0])
+            existing, reaching = EVERY_INPUT, masks.for_any_output(reached[0])
         elif self.join == "concat":
             existing, reaching = masks.any(exist), masks.any(reached)
         elif self.join == "add":  # scores exist where both do; matrices are added as they are
@@ -457,7 +462,7 @@ class Operation(Mechanism):
             elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero
                 shares = dict(step.options).get("kind") in ("sum", "count")
                 existing, reaching = EVERY_INPUT, existing | reaching if shares else existing
-            elif not (step.name in LEAVING_ZEROS or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
+            elif not (step.name in ZERO_PRESERVING or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
                 reaching = existing
         return existing, reaching
 
@@ -474,7 +479,7 @@ class Operation(Mechanism):
         if self.join == "compose":
             first, second = operands  # the masks of the second are of the entries between them
             between = [EVERY_INPUT] if "content" in second.reads else []
-            return [*first._needed_inputs(first._own_inputs(inputs), masks, masks.whatever_output(needed)), *between]
+            return [*first._needed_inputs(first._own_inputs(inputs), masks, masks.for_any_output(needed)), *between]
         scores = self.join != "add" or any(part.has_scores for part in operands)
         sets: list[InputSet] = []
         for operand in operands:
@@ -521,12 +526,12 @@ class Operation(Mechanism):
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         first, *others = self.mechanisms()
         origins = [first._outputs_are(first._own(structure), num_inputs)]
-        led = first._leads(structure) if self.join == "compose" else structure
-        origins += [other._outputs_are(other._own(led), num_inputs) for other in others]
+        after = first._leads(structure) if self.join == "compose" else structure
+        origins += [other._outputs_are(other._own(after), num_inputs) for other in others]
         if self.join == "compose":
             return origins[0] if origins[1] == "x" else origins[1]
-        whose = next((whose for whose in ("z", "x") if whose in origins), None)
-        return "x" if self._turned and whose is not None else whose
+        origin = next((origin for origin in ("z", "x") if origin in origins), None)
+        return "x" if self._turned and origin is not None else origin
 
     def _samples_of_outputs(self, structure: Any) -> Any:
         first, *others = self.mechanisms()
@@ -567,17 +572,17 @@ class Operation(Mechanism):
             return [self]
         return [part for operand in self.mechanisms() for part in operand._branches()]
 
-    def _joined(self, operands: tuple[Mechanism, ...], inputs: Inputs, closed: bool) -> Basis:
+    def _joined(self, operands: tuple[Mechanism, ...], inputs: Inputs, separate: bool) -> Basis:
         """Both operands, joined; each part of a `|` reads what its own heads project."""
         first, second = operands
         join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":
             basis = first.evaluate(inputs)
-            return cast(Basis, join(basis, second.evaluate(_behind_first(first, second, basis, inputs))))
+            return cast(Basis, join(basis, second.evaluate(_inputs_of_second(first, second, basis, inputs))))
         if self.join != "concat" or inputs.projected is None:
             to_first = inputs._replace(sibling=second) if "sibling" in first.reads else inputs
             to_second = inputs._replace(sibling=first) if "sibling" in second.reads else inputs
-            return cast(Basis, join(first.evaluate(to_first, closed), second.evaluate(to_second, closed)))
+            return cast(Basis, join(first.evaluate(to_first, separate), second.evaluate(to_second, separate)))
         heads = ((0, first.size), (first.size, self._joined_size))
         own = [inputs._replace(projected=(inputs.projected[0][..., start:stop, :, :],
                                           inputs.projected[1][..., start:stop, :, :])) for start, stop in heads]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from structconv.mechanisms.expression import Mechanism, Position
 from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, Mask
 from structconv.mechanisms.operations import Operation
-from structconv.mechanisms.samples import LEAVING_ZEROS, NORMALIZING
+from structconv.mechanisms.samples import NORMALIZING, ZERO_PRESERVING
 from structconv.mechanisms.scores import Uniform
 from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Or
@@ -15,7 +15,7 @@ from structconv.structures.supports import Causal, Support, Window
 
 __all__ = ["reach_of", "reads_all_inputs"]
 
-#: OutputPositions before its own; `None` where it is not bounded.
+#: A number of positions before the output's own; `None` if it is not bounded.
 Reach = int | None
 
 
@@ -78,7 +78,7 @@ def _after_step(reaches: _Reaches, name: str, mask: Any, structure: Any) -> _Rea
         return _Reaches(None, reaches.counting, _longest([reaches.normalized, reaches.existing]))
     if name == "map":
         return reaches._replace(counting=reaches.existing)
-    return reaches if name in LEAVING_ZEROS else _Reaches(None, None, None)
+    return reaches if name in ZERO_PRESERVING else _Reaches(None, None, None)
 
 
 def _support(mask: Mask, structure: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Mechanisms over a batch: mask out pairs of different samples, and call a mechanism for each sample by itself."""
+"""Mechanisms over a batch: call a mechanism for each sample, or separate the samples of one basis by a mask.
+
+A pair crosses samples if its input and its output are of different samples. Such pairs do not exist; a basis may have
+them only while each step reads one pair at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +22,23 @@ from structconv.structures.samples import Samples, Within, same_samples
 from structconv.structures.supports import Causal, EdgeSupport, Global, Window
 from structconv.structures.values import altered
 
-__all__ = ["LEAVING_ZEROS", "NORMALIZING", "closings", "each_sample", "left_out", "positions", "within"]
+__all__ = ["NORMALIZING", "ZERO_PRESERVING", "each_sample", "positions", "separated", "separations", "within"]
 
 
 def each_sample(inputs: Any) -> list[Any]:
     """Return the inputs of each sample."""
-    all_x, all_z, batch, of_entries, sibling, exists, *_ = inputs
+    x, z, batch, projected, sibling, visible, *_ = inputs
     samples: Samples = batch.samples
     sources, targets = samples.sizes()
-    x = _split("x", "M", all_x, sources)
-    z = x if all_z is all_x else _split("z", "N", all_z, targets)
-    projected: list[Any] = [None] * len(x)
-    if of_entries is not None:
-        of_x, of_z = of_entries
-        projected = list(zip(of_x.split(sources, -2), of_z.split(targets, -2), strict=True))
-    existing = [None] * len(x) if exists is None else exists.split(sources, -1)
+    xs = _split("x", "M", x, sources)
+    zs = xs if z is x else _split("z", "N", z, targets)
     structures = batch.parts() if isinstance(batch, NamedStructures) else parts_of(batch)
-    return [type(inputs)(own, other, structure, after, sibling, exist)
-            for own, other, structure, after, exist in zip(x, z, structures, projected, existing, strict=True)]
+    projections: list[Any] = [None] * len(xs)
+    if projected is not None:
+        projections = list(zip(projected[0].split(sources, -2), projected[1].split(targets, -2), strict=True))
+    visibles = [None] * len(xs) if visible is None else visible.split(sources, -1)
+    return [type(inputs)(*parts, sibling, visible)
+            for *parts, visible in zip(xs, zs, structures, projections, visibles, strict=True)]
 
 
 def positions(center: Any, inputs: Any) -> Tensor:
@@ -43,8 +46,8 @@ def positions(center: Any, inputs: Any) -> Tensor:
     samples: Samples | None = inputs.samples
     if samples is None:
         return cast(Tensor, center(inputs))
-    apart = getattr(center, "batching", "apart") == "apart"
-    result = torch.cat([center(part) for part in each_sample(inputs)], -1) if apart else center(inputs)
+    by_sample = getattr(center, "batching", "apart") == "apart"
+    result = torch.cat([center(part) for part in each_sample(inputs)], -1) if by_sample else center(inputs)
     starts = samples.input_starts.to(result.device)[samples.members(result.device)[1]]
     return result.double() + starts  # as numbers of entries may be large, and autocast leaves these as they are
 
@@ -56,36 +59,41 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
     return entries.split(sizes, -2)
 
 
-#: Steps that leave a zero zero and no other pair there; all that read one pair at a time and leave a zero zero; those
-#: that make weights of scores.
-LEAVING_ZEROS = frozenset(("multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
-_ENTRYWISE = LEAVING_ZEROS | {"masked"}
+#: Steps that map a zero to a zero; those of them that read one pair at a time, with masks; those that turn scores into
+#: weights.
+ZERO_PRESERVING = frozenset(("multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
+_ENTRYWISE = ZERO_PRESERVING | {"masked"}
 NORMALIZING = frozenset(("normalize", "softmax_with_sink"))
 
 
-def closings(steps: tuple[Any, ...], opened: bool) -> tuple[frozenset[int], bool]:
-    """Before which steps pairs of different samples are left out, and whether there may be some in the end: where
-    something reads more than one pair of what is `opened`, or would take them for pairs of weight zero."""
-    before, left = set(), False
+def separations(steps: tuple[Any, ...], crosses: bool) -> tuple[frozenset[int], bool]:
+    """Return the steps before which samples are separated, and True if some pairs still cross samples at the end.
+
+    `crosses`: True if the first step is applied to a basis with pairs of different samples. Samples are separated
+    before a step that reads more than one pair, or that would take pairs which do not exist for weights of zero.
+    """
+    before, masked = set(), False
     for i, step in enumerate(steps):
-        whole = step.name not in _ENTRYWISE and step.name != "map"
-        sums = step.name == "normalize" and dict(step.options)["kind"] == "sum"
-        if (whole and opened) or not (opened or left or sums or step.name in _ENTRYWISE or step.name == "transpose"):
+        name = step.name
+        reads_others = name not in _ENTRYWISE and name != "map"
+        sums = name == "normalize" and dict(step.options)["kind"] == "sum"
+        keeps_zeros = sums or name in _ENTRYWISE or name == "transpose"
+        if (crosses and reads_others) or not (crosses or masked or keeps_zeros):
             before.add(i)
-            opened, left = False, True
-        left = left and step.name not in NORMALIZING
-    return frozenset(before), opened
+            crosses, masked = False, True
+        masked = masked and name not in NORMALIZING
+    return frozenset(before), crosses
 
 
-def left_out(basis: Basis, samples: Samples) -> Basis:
-    """The basis without the pairs of different samples."""
-    return basis if _leaves_out(basis.support()) else basis.masked(keep=samples)
+def separated(basis: Basis, samples: Samples) -> Basis:
+    """The basis without pairs that cross samples."""
+    return basis if _is_separated(basis.support()) else basis.masked(keep=samples)
 
 
-def _leaves_out(support: Support | None) -> bool:
-    """Return True if no pair in the support joins two samples, judged by its type."""
+def _is_separated(support: Support | None) -> bool:
+    """Return True if the type of the support shows that none of its pairs crosses samples."""
     if isinstance(support, Or):
-        return _leaves_out(support.first) and _leaves_out(support.second)
+        return _is_separated(support.first) and _is_separated(support.second)
     return support is not None and support.samples is not None
 
 
@@ -123,5 +131,5 @@ def _on_each(window: Window, grids: GridBatch) -> Support:
     if all(grid.ndim == 1 and not grid.periodic for grid in grids.grids):
         return window
     listed = [window.on(grid).edges(grid.num_entries, grid.num_entries) for grid in grids.grids]
-    moved = [graph.edge_index + start for graph, start in zip(listed, grids.offsets, strict=False) if graph is not None]
-    return EdgeSupport(Graph(torch.cat(moved, 1), num_nodes=grids.num_entries, samples=grids.samples))
+    edges = [graph.edge_index + start for graph, start in zip(listed, grids.offsets, strict=False) if graph is not None]
+    return EdgeSupport(Graph(torch.cat(edges, 1), num_nodes=grids.num_entries, samples=grids.samples))

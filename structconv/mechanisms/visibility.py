@@ -51,21 +51,22 @@ class Masks:
 
     def any(self, sets: Iterable[InputSet]) -> InputSet:
         """The inputs in at least one of the sets."""
-        result = frozenset(sets)
-        if len(result) == 1 or EVERY_INPUT in result:
-            return EVERY_INPUT if EVERY_INPUT in result else next(iter(result))
-        if result not in self._unions:
-            union = torch.stack(torch.broadcast_tensors(*[self._tensor(own) for own in result])).any(0)
-            key = -1 - len(self._masks)
-            self._masks[key], self._unions[result] = union.unsqueeze(-1), frozenset((key,))
-        return self._unions[result]
+        different = frozenset(sets)
+        if EVERY_INPUT in different:
+            return EVERY_INPUT
+        return next(iter(different)) if len(different) == 1 else self._union(different)
 
-    def whatever_output(self, inputs: InputSet) -> InputSet:
-        """The inputs in the set, of pairs with other outputs: before a composition."""
-        if inputs != EVERY_INPUT and (one := frozenset((inputs,))) not in self._unions:
+    def for_any_output(self, inputs: InputSet) -> InputSet:
+        """The inputs in the set, in pairs with any output: before a composition, whose outputs are others."""
+        return inputs if inputs == EVERY_INPUT else self._union(frozenset((inputs,)))
+
+    def _union(self, sets: frozenset[InputSet]) -> InputSet:
+        """The union as the inputs of one more mask."""
+        if sets not in self._unions:
+            union = torch.stack(torch.broadcast_tensors(*[self._tensor(inputs) for inputs in sets])).any(0)
             key = -1 - len(self._masks)
-            self._masks[key], self._unions[one] = self._tensor(inputs).unsqueeze(-1), frozenset((key,))
-        return inputs if inputs == EVERY_INPUT else self._unions[one]
+            self._masks[key], self._unions[sets] = union.unsqueeze(-1), frozenset((key,))
+        return self._unions[sets]
 
     def tensor(self, inputs: InputSet) -> Tensor | None:
         """The set as booleans (..., M); `None` for all inputs."""
