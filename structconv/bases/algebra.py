@@ -74,15 +74,15 @@ def _part_by_part(owner: str, fn: Callable[[Basis, Basis], Basis], first: Basis,
     if not joined:
         return fn(first, second)
     if len(joined) == 1 and 1 in (first.size, second.size):
-        met = [(first, part) if second is joined[0] else (part, second) for part in joined[0].parts]
+        pairs = [(first, part) if second is joined[0] else (part, second) for part in joined[0].parts]
     elif len(joined) == 2 and [p.size for p in joined[0].parts] == [p.size for p in joined[1].parts]:
-        met = list(zip(joined[0].parts, joined[1].parts, strict=True))
+        pairs = list(zip(joined[0].parts, joined[1].parts, strict=True))
     elif any(part.support() is not None for basis in joined for part in basis.parts):
         raise ConfigError(owner, "a mask within a | must meet one matrix, or parts of the same sizes",
                           f"K={first.size} and K={second.size}", f"Apply the mask to the result of {owner}.")
     else:
         return fn(first, second)
-    return Concat(tuple(fn(one, other) for one, other in met))
+    return Concat(tuple(fn(one, other) for one, other in pairs))
 
 
 @operator("concat")
@@ -219,8 +219,11 @@ def as_support(basis: Basis | Sizes, keep: Any, drop: Any) -> Support:
             tuple(argument.shape[-2:]) == (basis.num_inputs, basis.num_outputs)):
         raise StructureError("masked", "a boolean mask must be one of inputs, (..., M)", tuple(argument.shape),
                              "Say which it is: DenseMask(mask) for pairs (..., M, N), Padding(mask) for a batch.")
-    mask: Support = EdgeSupport(argument) if isinstance(argument, Graph) else Padding(argument) if isinstance(
-        argument, Tensor) else argument
+    mask: Support = argument
+    if isinstance(argument, Graph):
+        mask = EdgeSupport(argument)
+    elif isinstance(argument, Tensor):
+        mask = Padding(argument)
     mask.check("masked", basis.num_inputs, basis.num_outputs)
     return mask if drop is None else inverted(mask)
 
@@ -239,8 +242,8 @@ def normalize(basis: Basis, kind: Any = "sum", over: str = "inputs") -> Basis:
     if kind == "none":
         return basis
     if kind not in NORMALIZATIONS:
-        own = normalization(kind)
-        return _over_parts(basis, lambda part: NormalizedBy(part, own, over))
+        function = normalization(kind)
+        return _over_parts(basis, lambda part: NormalizedBy(part, function, over))
     return _over_parts(basis, lambda part: _normalized(part, kind, over))
 
 
@@ -306,7 +309,7 @@ def softcap(basis: Basis, cap: float) -> Basis:
 
 @operator("scaled")
 def scaled(basis: Basis, scale: float | None = None) -> Basis:
-    """Multiply by `scale`, or by 1/sqrt(D): a `ConfigError` for a basis without scores, for example after a softmax."""
+    """Multiply by `scale`, or by 1/sqrt(D); without a scale, a basis without scores is a `ConfigError`."""
     if scale is None and not basis.has_scores:
         raise ConfigError("scaled", "its basis must have scores", type(basis).__name__,
                           "Scale before the softmax, or give the factor: scaled(0.125).")
@@ -390,5 +393,5 @@ def _split(table: Tensor, trained: bool) -> tuple[Any, Tensor | None]:
         raise ConfigError("a + b", "-inf must be at the same pairs for all heads, which share a mask",
                           "others for some", "Mask heads apart and join them by |.")
     mask = exists[..., 0, :, :]
-    left = table.masked_fill(~exists, 0)
-    return DenseMask(mask), left if left.any() or left.requires_grad else None
+    finite = table.masked_fill(~exists, 0)
+    return DenseMask(mask), finite if finite.any() or finite.requires_grad else None

@@ -88,7 +88,7 @@ AS_CHILD: set[type[Basis]] = set()
 
 
 def sized(basis: Basis) -> Basis:
-    """The basis that tells K, M and N, below nodes that have those of their child."""
+    """The first basis, from this one down, that does not take K, M and N from its child: faster to read them from."""
     while type(basis) in AS_CHILD:
         basis = basis.child  # type: ignore[attr-defined]
     return basis
@@ -327,7 +327,7 @@ AS_CHILD.update((Masked, LeakyReLU))
 
 
 def pattern_of_normalized(scores: Basis) -> Graph | None:
-    """The pairs that exist, listed, where every group is whole among them."""
+    """The pairs that exist, listed; `None` unless the list holds every group whole."""
     graph = listed_graph(scores)
     return None if complete(scores) and graph is not scores.pattern() else graph
 
@@ -397,7 +397,7 @@ class Dropped(SamePattern):
     def evaluate(self, pairs: Pairs) -> Tensor:
         a = entries(self.child, pairs)
         rank = len(pairs.shape)
-        batch = _numbers(a.shape[:-rank - 1], rank, a.device)
+        batch = _batch_index(a.shape[:-rank - 1], rank, a.device)
         pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
         return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
 
@@ -434,19 +434,19 @@ class DroppedWithin(SamePattern):
         a = entries(self.child, pairs)
         rank, lead = len(pairs.shape), self.first_input.shape
         own = a.shape[:-rank - 1]
-        batch = _numbers(own[1:] if 0 < len(lead) == len(own) else own, rank, a.device)
+        batch = _batch_index(own[1:] if 0 < len(lead) == len(own) else own, rank, a.device)
         m, n = (first.to(a.device).view(*lead, *(1,) * (rank + 1)) for first in (self.first_input, self.first_output))
         pair = (pairs.source_index() + m) * self.outputs + pairs.target_index() + n
         return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
 
 
-def _numbers(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:
-    """The elements of a batch, in the order of its numbers, against heads and `rank` axes of pairs."""
+def _batch_index(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:
+    """The number of each element of a batch, to be broadcast over heads and `rank` axes of pairs."""
     return torch.arange(math.prod(lead), device=device).view(*lead, 1, *(1,) * rank)
 
 
 def _dropped(a: Tensor, p: float, seed: Tensor, batch: Tensor, pair: Tensor, rank: int) -> Tensor:
-    """The weights whose number among (batch, k, pair) is at least p, over 1 - p."""
+    """The weights at (batch, k, pair) whose hashed number is at least p, over 1 - p."""
     head = torch.arange(a.shape[-rank - 1], device=a.device).view(-1, *(1,) * rank)
     keep = hash_uniform(seed, batch, head, pair) >= p
     return torch.where(keep, a / (1 - p), torch.zeros((), dtype=a.dtype, device=a.device))

@@ -345,10 +345,10 @@ class Transposed(Unary):
         return self.child.dense(dtype).mT
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return pairs.restore(self.child.evaluate(self._turned(pairs)))
+        return pairs.restore(self.child.evaluate(self._transposed_pairs(pairs)))
 
-    def _turned(self, pairs: Pairs) -> Pairs:
-        """Return the transposed pairs: the child's own edges if their transpose is requested."""
+    def _transposed_pairs(self, pairs: Pairs) -> Pairs:
+        """Return the child's own edges if these pairs are their transpose, so that its values need no search."""
         graph = self.child.pattern() if isinstance(pairs, Edges) else None
         if graph is not None and graph.reversed().edge_index is pairs.graph.edge_index:  # type: ignore[attr-defined]
             return Edges(graph, pairs.dtype)
@@ -357,9 +357,9 @@ class Transposed(Unary):
 
 @value
 class Mixed(SamePattern):
-    """sum_k W_kj a_k for each of J heads: W (K, J) maps over the heads, and no pair meets another.
+    """sum_k W_kj a_k for each of J heads: W (K, J) combines the heads of each pair.
 
-    A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every mixture.
+    A score that is -inf in one of the heads, an absent pair in the log domain, is absent in every combination.
 
     Example:
 
@@ -446,14 +446,14 @@ class Mixture(OverParts):
         return sum(part.num_inputs for part in self.parts)
 
     def apply(self, r: Tensor) -> Tensor:
-        return concatenate([part.apply(own) for part, own in self._own(r)], -3)
+        return concatenate([part.apply(own) for part, own in self._with_rows(r)], -3)
 
     def analysis(self, x: Tensor) -> Tensor:
         own = x.split([part.num_inputs for part in self.parts], -2)
         return concatenate([part.analysis(rows) for part, rows in zip(self.parts, own, strict=True)], -3)
 
     def synthesis(self, r: Tensor) -> Tensor:
-        return total([part.synthesis(own) for part, own in self._own(r)])
+        return total([part.synthesis(own) for part, own in self._with_rows(r)])
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
         blocks, before = [], 0
@@ -463,14 +463,13 @@ class Mixture(OverParts):
             before += part.num_inputs
         return concatenate(blocks, -3)
 
-    def _own(self, r: Tensor) -> list[tuple[Basis, Tensor]]:
-        """Each part with what its heads take at its inputs."""
+    def _with_rows(self, r: Tensor) -> list[tuple[Basis, Tensor]]:
+        """Each part with its heads of r at its inputs."""
         heads = r.split([part.size for part in self.parts], -3)
         sizes = [part.num_inputs for part in self.parts]
         return [(part, own.split(sizes, -2)[i]) for i, (part, own) in enumerate(zip(self.parts, heads, strict=True))]
 
-    def __repr__(self) -> str:
-        return f"({' | '.join(map(repr, self.parts))})"
+    __repr__ = Concat.__repr__
 
 
 @value

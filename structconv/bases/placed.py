@@ -36,8 +36,8 @@ def placed(basis: Basis, output_positions: OutputPositions, outputs: int) -> Bas
     return Selected(basis, output_positions, outputs)
 
 
-class _AtPlaces(Pairs):
-    """Pairs whose outputs are known by their places."""
+class _PairsAtPositions(Pairs):
+    """Pairs whose outputs have positions."""
 
     output_positions: OutputPositions
 
@@ -50,27 +50,26 @@ class _AtPlaces(Pairs):
 
 
 @dataclass(frozen=True, eq=False)
-class _BlockAtPlaces(_AtPlaces, Block):
+class _BlockAtPositions(_PairsAtPositions, Block):
     output_positions: OutputPositions
 
 
 @dataclass(frozen=True, eq=False)
-class _EdgesAtPositions(_AtPlaces, Edges):
+class _EdgesAtPositions(_PairsAtPositions, Edges):
     output_positions: OutputPositions
 
 
-def _at(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
-    """Return the pairs with outputs at these positions."""
+def _at_positions(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
     if isinstance(pairs, Edges):
         return _EdgesAtPositions(pairs.graph, pairs.dtype, output_positions)
     assert isinstance(pairs, Block)
-    return _BlockAtPlaces(pairs.num_inputs, pairs.num_outputs, pairs.rows, pairs.columns, pairs.dtype, pairs.device,
+    return _BlockAtPositions(pairs.num_inputs, pairs.num_outputs, pairs.rows, pairs.columns, pairs.dtype, pairs.device,
                           output_positions)
 
 
 @value
 class _Placed(OverChild):
-    """The attributes that both classes take from their child."""
+    """The matrices of the child at the positions of the outputs."""
 
     ENTRY_COUNTS = ("outputs",)
 
@@ -97,7 +96,7 @@ class Moved(_Placed, Pairwise):
     """a_kmn of `child`, which depends only on positions, with n the position of the output."""
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return cast(Pairwise, self.child).evaluate(_at(pairs, self.output_positions))
+        return cast(Pairwise, self.child).evaluate(_at_positions(pairs, self.output_positions))
 
     def by_outputs(self, inputs: int, outputs: int, dtype: torch.dtype, owner: Owner) -> Tensor:
         """The entries of all pairs, (..., 1 or B, K, N, M)."""
@@ -122,7 +121,7 @@ class Selected(_Placed):
         return self._select(self.child.dense(dtype), -1, heads=True)
 
     def _select(self, y: Tensor, axis: int, heads: bool) -> Tensor:
-        """The outputs there, of all that lie along an axis."""
+        """The outputs at the positions, of all along an axis."""
         if self.output_positions.positions is None:
             return y.narrow(axis, self.output_positions.first, self.outputs)
         index = self.output_positions.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)

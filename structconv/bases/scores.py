@@ -380,7 +380,6 @@ class Sized(Basis):
         return self.outputs
 
     def _resized(self, to: Restriction) -> Basis:
-        """Return the basis with the numbers of inputs and outputs of the selected samples."""
         resized: Basis = altered(self, inputs=to.inputs, outputs=to.outputs)
         return resized
 

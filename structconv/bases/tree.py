@@ -50,7 +50,7 @@ __all__ = ["LAZY", "Function", "Leaf", "NormalizedWeights", "Projected", "Rotate
 
 #: The basis of a call -> a part of it.
 Get = Callable[[Any], Any]
-#: Values whose part of the spec is made already, by identity, each with that part.
+#: The values that have a part in the spec already, by `id`, each with that part.
 _Specs = dict[int, tuple[Any, Any]]
 
 
@@ -200,7 +200,6 @@ class Function(FrozenValue):
             return self._mapped(entries).to(entries.dtype)
 
     def _mapped(self, entries: Tensor) -> Tensor:
-        """The module's own numbers, or those of other parameters in the place of its own."""
         module = self.module
         assert module is not None
         named = list(module.named_parameters()) if isinstance(module, torch.nn.Module) else []
@@ -257,7 +256,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
     """The facts of a basis that a plan may depend on: types, options, dtypes, classes of sizes, and shared tensors. One
     function walks over the tree, because it runs in every call of a layer."""
     facts: list[Any] = []
-    met: list[int] = []
+    ids: list[int] = []
     pending = [basis]
     while pending:
         value = pending.pop()
@@ -274,10 +273,10 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
             if known is None and kind is Graph:
                 known = value.__dict__["_known_key"] = (id(value), *tensor_ids(value)), value._static()
             if known is not None:
-                met += known[0]
+                ids += known[0]
                 facts.append(known[1])
                 continue
-            fields = _fields(value, facts, met, pending)
+            fields = _fields(value, facts, ids, pending)
         else:
             facts.append(kind)
         attrs = value.__dict__ if fields else {}
@@ -287,7 +286,7 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
             if kind in _PLAIN:
                 facts.append(size_class(part) if counts and kind is int and part > EXACT else part)
             elif isinstance(part, Tensor):
-                met.append(id(part))
+                ids.append(id(part))
                 shape: tuple[int, ...] = part.shape
                 if shape and max(shape) > EXACT:
                     shape = tuple(map(size_class, shape)) if counts else shape_class(shape)
@@ -305,8 +304,8 @@ def tree_key(basis: Any) -> tuple[Hashable, ...]:
             else:
                 facts.append(...)
                 pending.append(part)
-    if len(met) > 1:
-        facts += map(met.index, met)
+    if len(ids) > 1:
+        facts += map(ids.index, ids)
     return tuple(facts)
 
 
@@ -317,11 +316,11 @@ _PLAIN = VALUES - {bool}
 _NODES: dict[type, tuple[tuple[str, bool], ...]] = {}
 
 
-def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) -> tuple[tuple[str, bool], ...]:
+def _fields(value: Any, facts: list[Any], ids: list[int], pending: list[Any]) -> tuple[tuple[str, bool], ...]:
     """The fields of a value of a type that is new; none, with its facts noted, if its fields are not walked through."""
     kind, names = type(value), field_names(value)
     if kind in LAZY or isinstance(value, Tensor):
-        met.append(id(value))
+        ids.append(id(value))
         computed = materialized(value)
         facts += (key_of(computed), computed.requires_grad)
     elif isinstance(value, Basis) and names and not value.keeps_key:
@@ -335,10 +334,10 @@ def _fields(value: Any, facts: list[Any], met: list[int], pending: list[Any]) ->
     else:
         key = key_of(value)
         if isinstance(value, FrozenValue):
-            ids = id(value), *map(id, tensors_in(value))
-            met += ids
+            own_ids = id(value), *map(id, tensors_in(value))
+            ids += own_ids
             if type(value) is not Function:
-                value.__dict__["_known_key"] = ids, key
+                value.__dict__["_known_key"] = own_ids, key
         facts.append(key)
     return ()
 

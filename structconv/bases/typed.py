@@ -205,5 +205,5 @@ def _normalized(graph: Graph, kind: Tensor, count: int, normalize: str, dtype: t
 
 
 def _occurrences(ordered: Tensor, keys: Tensor) -> Tensor:
-    """Return how often each key occurs in a sorted list."""
+    """How often each key occurs in a sorted list."""
     return search(ordered, keys, right=True) - search(ordered, keys)

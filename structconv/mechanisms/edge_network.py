@@ -17,9 +17,8 @@ from structconv.bases.typed import Typed
 from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms.expression import Channels, Inputs
-from structconv.mechanisms.graphs import GraphMechanism
+from structconv.mechanisms.graphs import GraphMechanism, graph_of
 from structconv.shapes import check_choice, check_positive, converted
-from structconv.structures.graph import Graph
 from structconv.written import written
 
 __all__ = ["EdgeNetwork"]
@@ -90,10 +89,7 @@ class EdgeNetwork(GraphMechanism):
 
     def _checked(self, inputs: Inputs) -> Any:
         """The graph, which has attributes."""
-        graph, owner = inputs.structure, type(self).__name__
-        if not isinstance(graph, Graph):
-            raise StructureError(owner, "structure must be a Graph", type(graph).__name__,
-                                 "Call it as layer(x, structure=graph).")
+        graph, owner = graph_of(self, inputs.structure), type(self).__name__
         if graph.edge_attr is None:
             raise StructureError(owner, "the graph must have edge_attr", "none",
                                  f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")

@@ -57,7 +57,7 @@ class MatrixMechanism(GraphMechanism):
 
     def checked(self, structure: Any) -> Graph | KnowledgeGraph:
         """The structure, if it is of the right kind: by default a graph whose outputs are its inputs."""
-        graph = _graph(self, structure)
+        graph = graph_of(self, structure)
         if not graph.is_square:
             sizes = f"M={graph.num_inputs}, N={graph.num_outputs}"
             raise StructureError(type(self).__name__, "the graph must have as many inputs as outputs", sizes,
@@ -119,7 +119,7 @@ class Adjacency(GraphMechanism):
 
     def forward(self, inputs: Inputs) -> Basis:
         """The matrix; what it weighs is left to the kernel, if that sorts the edges anyway."""
-        graph = inputs.structure if type(inputs.structure) is Graph else _graph(self, inputs.structure)
+        graph = inputs.structure if type(inputs.structure) is Graph else graph_of(self, inputs.structure)
         graph = looped(graph) if self.self_loops else graph
         return lazy_adjacency(graph, self.normalize_by, inputs.x.dtype, self.weighted)
 
@@ -398,7 +398,7 @@ class Incidence(GraphMechanism):
     def forward(self, inputs: Inputs) -> Basis:
         if self.end == "sample":
             return Sparse(entries_to_samples(inputs.structure, inputs.device))
-        graph = _graph(self, inputs.structure)
+        graph = graph_of(self, inputs.structure)
         key = ("incidence", self.end, graph.num_inputs, graph.num_outputs)
         return Sparse(derived(graph.edge_index, key, lambda: self._incidence(graph)))
 
@@ -428,7 +428,8 @@ def _to_edges(graph: Graph, samples: Samples, end: str) -> Samples:
     return Samples(inputs if end == "sender" else outputs, counts)
 
 
-def _graph(mechanism: Mechanism, structure: Any) -> Graph:
+def graph_of(mechanism: Mechanism, structure: Any) -> Graph:
+    """The structure, or a `StructureError` if it is no graph."""
     if not isinstance(structure, Graph):
         raise StructureError(type(mechanism).__name__, "structure must be a Graph", type(structure).__name__,
                              "Call it as layer(x, structure=graph); the pixel graph of a grid is grid.graph().")

@@ -7,6 +7,7 @@ operator on one basis is a step; a node has a chain of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, cast
 
@@ -205,12 +206,10 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
 
 
 def _size(join: str | None, sizes: list[int]) -> int:
-    if join is None:
-        return sizes[0]
     if join == "concat":
         return sum(sizes)
-    if join in ("compose", "outer"):
-        return sizes[0] * sizes[1]
+    if join in (None, "compose", "outer"):
+        return math.prod(sizes)
     if sizes[0] != sizes[1] and 1 not in sizes:
         raise ShapeError(f"a {'+' if join == 'add' else '*'} b",
                          "the sizes K of both mechanisms must be equal, or one of them 1",
@@ -365,7 +364,6 @@ class Operation(Mechanism):
         return list(self._modules["operands"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _step_modules(self) -> list[nn.Module]:
-        """Return the modules that the steps read."""
         return list(self._modules["step_modules"]._modules.values())  # type: ignore[union-attr, arg-type]
 
     def _masks(self) -> list[nn.Module]:

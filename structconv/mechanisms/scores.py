@@ -208,7 +208,7 @@ class DotProduct(Score):
         return key.repeat_interleave(self.shared_by, -3) if self.shared_by > 1 else key
 
     def _mapped(self, query: Tensor, positions: Tensor | None) -> Tensor:
-        """Queries or keys at these places, rotated and through the feature map."""
+        """Queries or keys at these positions, rotated and through the feature map."""
         query = query if self.rotary is None else self.rotary(query, positions)
         return query if self.feature is None else self.feature(query)
 
@@ -224,16 +224,15 @@ class DotProduct(Score):
 
     def _lazy(self, projection: nn.Module, x: Tensor, heads: int, positions: Tensor | None
               ) -> Tensor | Projected | Rotated:
-        """Queries or keys at these places, as a lazy product if they are projected, perhaps rotated, and nothing else.
-        """
-        made = by_heads(projection, x, heads)
-        if type(made) is not Projected or self.feature is not None:
-            return self._mapped(tensor(made), positions)
+        """Queries or keys at these positions; a lazy product if they are only projected and rotated."""
+        product = by_heads(projection, x, heads)
+        if type(product) is not Projected or self.feature is not None:
+            return self._mapped(tensor(product), positions)
         if self.rotary is None:
-            return made
+            return product
         plain = type(self.rotary) is Rotary and private.all_plain(self.rotary)
         at = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
-        return self.rotary.rotated(made, at) if plain and at.dim() == 1 else self.rotary(tensor(made), positions)
+        return self.rotary.rotated(product, at) if plain and at.dim() == 1 else self.rotary(tensor(product), positions)
 
     def query_positions(self, inputs: Inputs) -> Tensor | None:
         """The positions of the queries, if they rotate the queries and are not 0, 1, ..."""
