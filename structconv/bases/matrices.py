@@ -21,7 +21,7 @@ from structconv.structures.graph import Graph, listed_edges
 __all__ = ["adjacency", "random_walk", "scaled_laplacian"]
 
 NORMALIZATIONS = ("sym", "row", None)
-#: By what the entries of one side are divided.
+#: The divisors of the entries of one side.
 OF_A_SIDE = ("sum", "sqrt", "count", "sqrt_count", None)
 Normalize = str | tuple[str | None, str | None] | None
 #: Nodes up to which eigenvalues are those of the dense matrix, and products of an iteration beyond.

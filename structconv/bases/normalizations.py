@@ -167,7 +167,24 @@ class GroupWise(Unary):
         return self.child.support()
 
     def evaluate(self, pairs: Pairs) -> Tensor:
-        return _by_groups(self, self.child.evaluate(pairs), pairs)
+        """The entries at the pairs: exact zeros, without gradients, where a pair is absent. In the log domain a weight
+        of zero is -inf, if its pair exists."""
+        values = self.child.evaluate(pairs)
+        if values.numel() == 0:
+            return values
+        scores = values.to(sum_dtype(values.dtype))
+        keep, present = pairs.keep(self.child.support()), scores != -torch.inf
+        present = present if keep is None else present & keep
+        scores, present = torch.broadcast_tensors(torch.where(present, scores, 0), present)
+        if isinstance(pairs, Block):
+            result = self.of_group(scores, present, -2 if self.over == "inputs" else -1)
+        else:
+            assert isinstance(pairs, Edges)
+            result = _along_edges(self, scores, present, pairs.graph)
+        absent: Tensor | float = -torch.inf if self.has_scores else 0
+        if self.has_scores and keep is not None:  # finite where a pair is absent: 0 times -inf is NaN in a gradient
+            absent = torch.where(keep, -torch.inf, 0.0)
+        return torch.where(present, result, absent).to(values.dtype)
 
 
 class _Weights(GroupWise):
@@ -254,26 +271,7 @@ class LogSoftmax(GroupWise):
         return scores - top - torch.where(total > 0, total, 1).log()
 
 
-# -- groups of a block, and of a list of edges --------------------------------------------------------------------
-
-def _by_groups(node: GroupWise, values: Tensor, pairs: Pairs) -> Tensor:
-    """The node's entries at the pairs; exact zeros, without gradients, where a pair is absent. The logarithm of a
-    weight of zero is -inf where the pair exists."""
-    if values.numel() == 0:
-        return values
-    scores = values.to(sum_dtype(values.dtype))
-    keep, present = pairs.keep(node.child.support()), scores != -torch.inf
-    present = present if keep is None else present & keep
-    scores, present = torch.broadcast_tensors(torch.where(present, scores, 0), present)
-    if isinstance(pairs, Block):
-        result = node.of_group(scores, present, -2 if node.over == "inputs" else -1)
-    else:
-        assert isinstance(pairs, Edges)
-        result = _along_edges(node, scores, present, pairs.graph)
-    if node.has_scores and keep is not None:  # finite where a pair is absent: 0 times -inf would be NaN in a gradient
-        return torch.where(present, result, torch.where(keep, -torch.inf, 0.0)).to(values.dtype)
-    return torch.where(present, result, -torch.inf if node.has_scores else 0).to(values.dtype)
-
+# -- groups of a list of edges ------------------------------------------------------------------------------------
 
 class _Slots(NamedTuple):
     """Stacked groups of similar sizes: the edge of each slot (G, W), which slots are used, and the groups' numbers."""
@@ -300,16 +298,16 @@ def _at(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def _laid_out(graph: Graph, over: str) -> tuple[tuple[_Slots, ...], Tensor]:
-    """The groups by the power of two that holds their sizes, and where each edge is among all taken places."""
+    """The groups, stacked by the power of two that holds their sizes, and the filled slot of each edge."""
     index, count = ((graph.target, graph.num_outputs) if over == "inputs" else (graph.source, graph.num_inputs))
     sizes = torch.bincount(index.long(), minlength=count)
     by_group, start = index.argsort(stable=True), sizes.cumsum(0) - sizes
     layout, width, least = [], 1, 0
     while least < int(sizes.max()):
         groups = ((sizes > least) & (sizes <= width)).nonzero().squeeze(-1)
-        place = torch.arange(width, device=index.device)
-        filled = place < sizes[groups].unsqueeze(-1)
-        edges = by_group[torch.where(filled, start[groups].unsqueeze(-1) + place, 0)]
+        number = torch.arange(width, device=index.device)
+        filled = number < sizes[groups].unsqueeze(-1)
+        edges = by_group[torch.where(filled, start[groups].unsqueeze(-1) + number, 0)]
         layout.append(_Slots(edges, filled, filled.flatten().nonzero().squeeze(-1)))
         least, width = width, 2 * width
     order = torch.cat([slots.edges[slots.filled] for slots in layout]).argsort()

@@ -97,7 +97,7 @@ class Pairs(abc.ABC):
 
     @abc.abstractmethod
     def _head_axis(self, keep: Tensor) -> Tensor:
-        """Insert the axis of K into what a support returns."""
+        """Insert the axis of K into booleans of a support."""
 
     @abc.abstractmethod
     def softmax(self, scores: Tensor, keep: Tensor | None, over: str) -> Tensor:
@@ -314,7 +314,7 @@ def _axis(over: str) -> int:
 
 
 def normalized(values: Tensor, pairs: Pairs, support: Support | None, kind: str, over: str) -> Tensor:
-    """Apply one of `NORMALIZATIONS` to what was evaluated at `pairs`; absent pairs weigh zero and get no gradient.
+    """Apply one of `NORMALIZATIONS` to values at `pairs`; absent pairs weigh zero and get no gradient.
 
     16-bit types are summed and divided in float32.
     """

@@ -167,7 +167,7 @@ def nodes(basis: Basis) -> Iterator[Basis]:
 
 
 def complete(basis: Basis) -> frozenset[str]:
-    """Along what ("inputs", "outputs") all pairs must be evaluated together, because some node normalizes."""
+    """The sides, "inputs" or "outputs", along which a node normalizes, so that all pairs are evaluated together."""
     result = {basis.normalizes} - {""}
     for child in children(basis):
         result |= complete(child)

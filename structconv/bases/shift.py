@@ -176,10 +176,10 @@ class Shift(Basis):
 
     def __init__(self, grid: Grid | GridBatch, offsets: Sequence[Ints], padding: str | None = None, stride: Ints = 1,
                  grow: Ints | None = None, device: torch.device | str = "cpu") -> None:
-        ndim, periodic = _agreed(grid)
+        ndim, periodic = _axes_of(grid)
         padding = padding or ("circular" if periodic else "zeros")
         check_choice("Shift", "padding", padding, PADDINGS)
-        listed = tuple(per_axis("Shift", "each offset", offset, ndim) for offset in _listed(offsets))
+        listed = tuple(per_axis("Shift", "each offset", offset, ndim) for offset in _checked_offsets(offsets))
         shrunk = (0,) * ndim
         if padding == "none":
             shrunk = tuple(min(axis) - max(axis) for axis in zip(*listed, strict=True))
@@ -435,7 +435,7 @@ class ShiftTransposed(Basis):
         return r.new_zeros(*r.shape[:-2], slots, r.shape[-1]).index_add(-2, rows.flatten(), r)
 
 
-def _listed(offsets: Sequence[Ints]) -> Sequence[Ints]:
+def _checked_offsets(offsets: Sequence[Ints]) -> Sequence[Ints]:
     if not isinstance(offsets, (list, tuple)):
         raise ConfigError("Shift", "offsets must be a sequence of offsets", repr(offsets), "For one write [(2, 4)].")
     if not offsets:
@@ -443,8 +443,8 @@ def _listed(offsets: Sequence[Ints]) -> Sequence[Ints]:
     return offsets
 
 
-def _agreed(grid: Grid | GridBatch) -> tuple[int, bool]:
-    """The number of axes, and whether they are periodic, of one grid or of all grids of a batch."""
+def _axes_of(grid: Grid | GridBatch) -> tuple[int, bool]:
+    """The number of axes, and True if they are periodic, of one grid or of all grids of a batch."""
     if not isinstance(grid, Grid | GridBatch):
         raise StructureError("Shift", "grid must be a Grid or a GridBatch", type(grid).__name__)
     grids = grid.grids if isinstance(grid, GridBatch) else (grid,)

@@ -188,6 +188,7 @@ class EdgeGroups(NamedTuple):
         if not self.keys.shape[0]:
             return values.new_zeros(*values.shape[:-1], *keys.shape)
         totals = torch.zeros_like(values).index_add(-1, self.first, values.index_select(-1, self.order))
-        place = search(self.keys, keys).clamp(max=self.keys.shape[0] - 1)
-        result = totals.index_select(-1, place.flatten()).unflatten(-1, keys.shape)
-        return torch.where(self.keys[place] == keys, result, torch.zeros((), dtype=values.dtype, device=values.device))
+        position = search(self.keys, keys).clamp(max=self.keys.shape[0] - 1)
+        result = totals.index_select(-1, position.flatten()).unflatten(-1, keys.shape)
+        zero = torch.zeros((), dtype=values.dtype, device=values.device)
+        return torch.where(self.keys[position] == keys, result, zero)

@@ -29,8 +29,8 @@ def fourier_basis(num_entries: int, *, dtype: torch.dtype | None = None) -> Tens
         torch.Size([2, 4, 4])
     """
     check_positive("fourier_basis", "num_entries", num_entries)
-    place = torch.arange(num_entries)
-    turns = place.unsqueeze(1) * place % num_entries
+    number = torch.arange(num_entries)
+    turns = number.unsqueeze(1) * number % num_entries
     eighth = torch.tensor([_circle(i, num_entries) for i in range(num_entries)], dtype=torch.float64)
     return eighth[turns].movedim(-1, 0).to(dtype or torch.get_default_dtype()).contiguous()
 

@@ -115,8 +115,8 @@ class Deformable(Cuboid):
         grids, outputs = (grids_of(side) for side in (shift.grid, shift.output_grid))
         result, first = [], 0
         for grid, after, moved in zip(grids, outputs, wide.split([g.num_entries for g in outputs], -2), strict=True):
-            place_NL = after.coordinates(inputs.device) * torch.tensor(self.stride, device=inputs.device)
-            index, weights = _interpolated(grid, place_NL + start_K1L + moved)
+            position_NL = after.coordinates(inputs.device) * torch.tensor(self.stride, device=inputs.device)
+            index, weights = _interpolated(grid, position_NL + start_K1L + moved)
             result.append((torch.where(index < 0, index, index + first), weights.to(moved_KNL.dtype)))
             first += grid.num_entries
         index, shares = result[0] if len(result) == 1 else (torch.cat(part, -2) for part in zip(*result, strict=True))

@@ -72,7 +72,7 @@ class SinusoidalEncoding(nn.Module):
         owner, grid = "SinusoidalEncoding", self.shape
         _check(owner, x, positions, self.channels, None if grid is None else math.prod(grid))
         if self.shape is None:
-            positions = _placed(x, positions).to(torch.float32).unsqueeze(-1)
+            positions = _positions_of(x, positions).to(torch.float32).unsqueeze(-1)
         else:
             if isinstance(positions, Tensor) or positions != 0:
                 raise ConfigError(owner, f"positions must be absent for a grid of shape={grid}", positions)
@@ -161,8 +161,7 @@ def _is_true(condition: Any) -> bool:
     return bool(guard_or_false(condition))
 
 
-def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
-    """Return the position of each entry."""
+def _positions_of(x: Tensor, positions: int | Tensor) -> Tensor:
     if isinstance(positions, Tensor):
         return positions
     return torch.arange(positions, positions + x.shape[-2], device=x.device)

@@ -154,7 +154,7 @@ class Inputs(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The place of the first input: 0 unless x is prepared and what came before is gone."""
+        """The position of the first input: 0 unless x is prepared and earlier inputs were dropped."""
         return 0 if self.cache is None else self.cache.dropped
 
     def positions_of_outputs(self) -> Tensor:
@@ -177,7 +177,7 @@ class Inputs(NamedTuple):
 #: The attributes that torch, or this package, sets in every module.
 KEPT = frozenset((*nn.Module().__dict__, "_known_parts", "_known_in_layer", "_options_key", "_bound",
                   "_names", "_reads"))
-#: Objects that never change, but are known by their identity, or by what they hold.
+#: Types whose objects do not change, and are compared by identity or by contents.
 _FIXED = (float, complex, type, enum.Enum, np.generic, FunctionType, MethodType, partial, FrozenValue, nn.Module,
           Tensor)
 
@@ -249,7 +249,7 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
     _input_name: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Arguments of the constructor that have a wrong type are named."""
+        """Let the constructor name arguments of a wrong type."""
         super().__init_subclass__(**options)
         check_constructor(cls)
 
@@ -406,7 +406,7 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
         self._note_names()
 
     def _note_names(self) -> None:
-        """Check the parts of a bound expression, and note what they name."""
+        """Check the parts of a bound expression, and note the names of structures and of x in it."""
         parts = [module for module in self.modules() if isinstance(module, Mechanism | Position)]
         for module in sorted(parts, key=lambda part: len(list(part.modules()))):  # operands before their operation
             owner = type(module).__name__
@@ -510,7 +510,7 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
         return [needed] if "content" in self.reads else []
 
     def _adopted_beside(self, sibling: Mechanism) -> Mechanism:
-        """This mechanism as a term beside `sibling`, from which it may take what it left open (heads, queries)."""
+        """This mechanism as a term beside `sibling`, from which it takes the heads or queries that it has not."""
         return self
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from structconv.bases.dense import Identity as IdentityBasis
 from structconv.derived import derived
 from structconv.errors import ConfigError, ShapeError
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
-from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, borrowed
+from structconv.mechanisms.masks import STRUCTURE, STRUCTURE_IF_GIVEN, is_borrowed
 from structconv.shapes import check_positive
 from structconv.structures.samples import Samples
 from structconv.structures.values import FrozenValue, field_names, fields, map_tensors, refreshed, tensors_in
@@ -117,7 +117,7 @@ class Given(Mechanism):
         tensors = (getattr(self, f"tensor{number}") for number in range(self._count))
         basis: Basis = map_tensors(self._basis, lambda t: next(tensors))
         basis = refreshed(basis)
-        if basis is not self._basis and not borrowed(self):  # one and the same object until a tensor is replaced
+        if basis is not self._basis and not is_borrowed(self):  # one and the same object until a tensor is replaced
             self._basis = basis
         return basis.transpose() if self._turned else basis
 
@@ -128,10 +128,10 @@ class Given(Mechanism):
         return turned
 
     def _input_entries(self, structure: Any) -> int | None:
-        return self._sizes()[0] * _count(structure)
+        return self._sizes()[0] * _num_samples(structure)
 
     def _output_entries(self, structure: Any) -> int | None:
-        return self._sizes()[1] * _count(structure)
+        return self._sizes()[1] * _num_samples(structure)
 
     def output_structure(self, structure: Any) -> Any:
         return _with_outputs(structure, *self._sizes())
@@ -221,7 +221,7 @@ class Learned(Mechanism):
 
     def _output_entries(self, structure: Any) -> int | None:
         square = self.inputs == self.outputs
-        return super()._output_entries(structure) if square else self.outputs * _count(structure)
+        return super()._output_entries(structure) if square else self.outputs * _num_samples(structure)
 
     def output_structure(self, structure: Any) -> Any:
         return _with_outputs(structure, self.inputs, self.outputs)
@@ -236,20 +236,20 @@ class Learned(Mechanism):
 
 
 def _with_outputs(structure: Any, inputs: int, outputs: int) -> Any:
-    """The structure of a call, or what there is of a batch where the outputs are not the inputs."""
+    """The structure of a call, or the samples of its outputs if these are not the inputs of a batch."""
     samples: Samples | None = getattr(structure, "samples", None)
     return structure if samples is None or outputs == inputs else derived(
         samples, ("given", outputs), lambda: Samples([outputs] * samples.num_samples))
 
 
-def _count(structure: Any) -> int:
-    """Return the number of samples of a call, each of which gets the basis."""
+def _num_samples(structure: Any) -> int:
+    """Return the number of samples, each of which gets the basis; 1 if the call has no batch."""
     samples: Samples | None = getattr(structure, "samples", None)
     return 1 if samples is None else samples.num_samples
 
 
 def added(first: Mechanism, term: Any) -> Mechanism:
-    """`first + term` for what is no mechanism: a basis, a tensor, or a mask in the log domain."""
+    """`first + term` for a term that is no mechanism: a basis, a tensor, or a mask in the log domain."""
     if isinstance(term, Basis):
         return first + Given(term)
     later = any(term is named for named in (STRUCTURE, STRUCTURE_IF_GIVEN))

@@ -118,7 +118,7 @@ class Adjacency(GraphMechanism):
         self.normalize_by, self.self_loops, self.weighted = normalize, self_loops, weighted
 
     def forward(self, inputs: Inputs) -> Basis:
-        """The matrix; what it weighs is left to the kernel, if that sorts the edges anyway."""
+        """The matrix; a kernel that sorts the edges anyway may compute its weights."""
         graph = inputs.structure if type(inputs.structure) is Graph else graph_of(self, inputs.structure)
         graph = looped(graph) if self.self_loops else graph
         return lazy_adjacency(graph, self.normalize_by, inputs.x.dtype, self.weighted)

@@ -25,13 +25,13 @@ __all__ = ["Cuboid", "GridMechanism", "Pool", "Shifts"]
 
 AnyGrid = Grid | GridBatch
 _MODES = ("zeros", "circular", "reflect", "replicate")
-#: Grids and shifts are values of a few numbers, and what is derived from them lives as long as they do.
+#: Remembered, because values that are derived from a grid or a shift live as long as it does.
 _line = lru_cache(maxsize=64)(Grid)
 
 
 @lru_cache(maxsize=256)
 def _shift(mechanism: str, *args: Any) -> Shift:
-    """The shifts; `StructureError` where their window is larger than a padded grid, on which it has no place."""
+    """The shifts; `StructureError` if their window is larger than a grid with its padding."""
     shift = Shift(*args)
     for before, after in zip(grids_of(shift.grid), grids_of(shift.output_grid), strict=True):
         if before.num_entries and not after.num_entries:

@@ -74,12 +74,12 @@ class Mask(Named, nn.Module):
         self._mask, self._kept = mask, kept
         for i, tensor in enumerate(tensors_in(mask)):
             self.register_buffer(f"mask{i}", tensor.contiguous())
-        for i, position in enumerate(_positions(mask)):
+        for i, position in enumerate(_modules_of(mask)):
             self.add_module(f"position{i}", position)
         self._predicts = bool(self._modules)
         #: True if an entry that it does not list as hidden is a pair with itself, `None` if the structure says so.
         self._reflexive = None if isinstance(mask, CalledWith) and kept else _is_reflexive(mask, kept)
-        self.reads: Collection[str] = {fact for position in _positions(mask) for fact in reads_of(position)} | {
+        self.reads: Collection[str] = {fact for position in _modules_of(mask) for fact in reads_of(position)} | {
             *(["structure"] if isinstance(mask, CalledWith) else []), *(["content"] if self._predicts else [])}
 
     @property
@@ -106,10 +106,10 @@ class Mask(Named, nn.Module):
         elif self._buffers:
             mask = self._over_buffers()
         if self._predicts:
-            mask = _at_positions(mask, iter([getattr(self, f"position{i}") for i in range(len(_positions(mask)))]),
-                                 inputs)
+            modules = [getattr(self, f"position{i}") for i in range(len(_modules_of(mask)))]
+            mask = _with_predicted(mask, iter(modules), inputs)
         if isinstance(inputs.structure, Grid):
-            mask = _on(mask, inputs.structure)
+            mask = _on_grid(mask, inputs.structure)
         sizes = inputs.x.shape[-2], inputs.z.shape[-2]
         if inputs.output_positions is not None:
             mask = at_positions(mask, inputs.output_positions, *sizes, or_none=self._kept)
@@ -162,7 +162,7 @@ class Mask(Named, nn.Module):
         for; `None` for all."""
         called = self._own(inputs.structure)
         if isinstance(self._mask, CalledWith) and called is None:
-            return None  # of what is still to be prepared, or of a call that is refused
+            return None  # while x is prepared, or in a call that is refused
         mask = self._mask_of(called) if isinstance(self._mask, CalledWith) else self._over_buffers()
         if not isinstance(mask, Support):
             return None
@@ -184,7 +184,7 @@ class Mask(Named, nn.Module):
         """Return the mask over the current buffers: the same object until a buffer is replaced."""
         buffers = iter(list(self._buffers.values()))
         mask = map_tensors(self._mask, lambda t: next(buffers))
-        if mask is not self._mask and not borrowed(self):
+        if mask is not self._mask and not is_borrowed(self):
             self._mask = mask
         return mask
 
@@ -199,8 +199,8 @@ class Mask(Named, nn.Module):
         return repr(self._mask if self._structure_name is None or self._mask is not STRUCTURE else self._structure_name)
 
 
-def borrowed(module: nn.Module) -> bool:
-    """Return True if tensors in it belong to one call: to a transform of `torch.func`, or to an autograd graph."""
+def is_borrowed(module: nn.Module) -> bool:
+    """Return True if tensors in it belong to a transform of `torch.func` or to an autograd graph."""
     return any(is_wrapped(t) or not t.is_leaf for t in (*module._parameters.values(), *module._buffers.values())
                if t is not None)
 
@@ -273,26 +273,26 @@ def reached_by(mask: Any, num_inputs: int, num_outputs: int, device: torch.devic
     return torch.zeros(num_inputs, dtype=torch.bool, device=device) if reached is None else reached
 
 
-def _positions(mask: Any) -> list[nn.Module]:
+def _modules_of(mask: Any) -> list[nn.Module]:
     """The modules in the fields of a support."""
     if not isinstance(mask, Support):
         return []
     values = [getattr(mask, field.name) for field in dataclasses.fields(mask)]  # type: ignore[arg-type]
-    return [module for field in values for module in ([field] if isinstance(field, nn.Module) else _positions(field))]
+    return [module for field in values for module in ([field] if isinstance(field, nn.Module) else _modules_of(field))]
 
 
-def _at_positions(mask: Any, modules: Any, inputs: Any) -> Any:
-    """The support with what its modules predict in their places."""
+def _with_predicted(mask: Any, modules: Any, inputs: Any) -> Any:
+    """The support with the positions that its modules predict."""
     if not isinstance(mask, Support):
         return mask
     values = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}  # type: ignore[arg-type]
     changed = {name: positions(next(modules), inputs) if isinstance(field, nn.Module) else new
                for name, field in values.items() if
-               isinstance(field, nn.Module) or (new := _at_positions(field, modules, inputs)) is not field}
+               isinstance(field, nn.Module) or (new := _with_predicted(field, modules, inputs)) is not field}
     return dataclasses.replace(cast(Any, mask), **changed) if changed else mask
 
 
-def _on(mask: Any, grid: Grid) -> Any:
+def _on_grid(mask: Any, grid: Grid) -> Any:
     """The mask with its windows over the entries of a grid, the same window for the same two; one around predicted
     positions stays on the line."""
     if isinstance(mask, Window):
@@ -301,7 +301,7 @@ def _on(mask: Any, grid: Grid) -> Any:
     if not isinstance(mask, And | Or | Not):
         return mask
     values = {field.name: getattr(mask, field.name) for field in dataclasses.fields(mask)}
-    changed = {name: new for name, field in values.items() if (new := _on(field, grid)) is not field}
+    changed = {name: new for name, field in values.items() if (new := _on_grid(field, grid)) is not field}
     return altered(mask, **changed) if changed else mask
 
 

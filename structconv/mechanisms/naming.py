@@ -136,8 +136,8 @@ def check_structure(owner: str, structure: Any, call: str) -> None:
 
 
 def check_unread(structure: Any, reads: Collection[str] = ()) -> None:
-    """Raise `StructureError` where a structure that nothing reads was meant to do something. With what the whole
-    expression reads: one graph, which separates no samples, does nothing for attention."""
+    """Raise `StructureError` if a structure that no part reads would have no effect. `reads`: what the expression
+    reads; a single graph, which separates no samples, has no effect on attention."""
     filters = isinstance(structure, Support) and not isinstance(structure, Samples)
     unread = isinstance(structure, Graph | KnowledgeGraph) and structure.samples is None and "content" in reads
     if filters or unread or not isinstance(structure, FrozenValue | NamedStructures):
@@ -147,7 +147,7 @@ def check_unread(structure: Any, reads: Collection[str] = ()) -> None:
 
 
 def _readers(mechanism: Any) -> dict[str, bool]:
-    """The names in an expression, and whether what has the name is known to read a structure."""
+    """The names in an expression, each with True if a part of this name reads a structure."""
     result: dict[str, bool] = {}
     for part in mechanism.modules():
         name = getattr(part, "_structure_name", None)

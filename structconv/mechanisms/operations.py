@@ -68,8 +68,8 @@ def builder(step: Step) -> Build:
 
 
 def node_of(step: Step) -> tuple[Callable[..., Basis] | None, tuple[Any, ...]]:
-    """The class that a step makes of a single basis, and what follows the basis in its arguments: the expression has
-    checked it once. `None` where the algebra is asked in each call, as for parts of `|`."""
+    """The class of the result of a step on a basis that is no `|`, and its arguments after the basis, which the
+    expression has checked. `None` if each call applies the operator of the algebra."""
     options = dict(step.options)
     if step.name == "leaky_relu":
         return LeakyReLU, (float(options["negative_slope"]),)
@@ -175,7 +175,7 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mech
 
 def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[str, Any]
           ) -> tuple[Step, nn.Module | None]:
-    """A step, and the module of what it takes from the call."""
+    """A step, and the module that it reads in each call."""
     if name == "masked":
         mask, kept = check_mask(options["keep"], options["drop"], str, CalledWith), options["drop"] is None
         return Step("masked", (("kept", kept),), True), Mask(mask, kept)
@@ -394,7 +394,7 @@ class Operation(Mechanism):
         return basis
 
     def _check_order(self) -> None:
-        """Raise `ConfigError` where some outputs alone are not what they are among all."""
+        """Raise `ConfigError` if a part of the outputs may differ from the same part of all outputs."""
         if self.join == "compose" or self._turned:
             raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "
                               "behind @ or a transpose", repr(self))
@@ -452,12 +452,12 @@ class Operation(Mechanism):
         else:
             existing, reaching = EVERY_INPUT.union(*exist), EVERY_INPUT.union(*reached)
         for step, module in self._modules_by_step():
-            if step.name == "transpose":  # what hid inputs until here hides outputs
+            if step.name == "transpose":  # masks of inputs become masks of outputs
                 existing = reaching = EVERY_INPUT
             elif isinstance(module, Mask):
                 kept = masks.keeps(module, inputs)
                 existing, reaching = existing | kept, reaching | kept
-            elif step.name in NORMALIZING:  # what did not exist is a zero that does; shares of zero are zero
+            elif step.name in NORMALIZING:  # absent pairs become zeros; shares of zero are zero
                 shares = dict(step.options).get("kind") in ("sum", "count")
                 existing, reaching = EVERY_INPUT, existing | reaching if shares else existing
             elif not (step.name in ZERO_PRESERVING or dict(step.options).get("fn") in (torch.relu, torch.tanh)):
@@ -502,7 +502,7 @@ class Operation(Mechanism):
         return self._entries(structure, not self._turned)
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
-        """M of what is joined, or N."""
+        """M of the joined operands, or N."""
         if type(structure) is NamedStructures:
             return self._entries_by_name(structure, outputs)
         first, *others = self.mechanisms()
@@ -571,7 +571,7 @@ class Operation(Mechanism):
         return [part for operand in self.mechanisms() for part in operand._branches()]
 
     def _joined(self, operands: tuple[Mechanism, ...], inputs: Inputs, separate: bool) -> Basis:
-        """Both operands, joined; each part of a `|` reads what its own heads project."""
+        """Both operands, joined; each part of a `|` reads the projections of its own heads."""
         first, second = operands
         join = OPERATORS[cast(str, self.join)]
         if self.join == "compose":

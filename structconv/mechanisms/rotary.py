@@ -71,7 +71,7 @@ class Rotary(nn.Module):
         return Rotated(*projected, positions, *self._turn(depth, projected.x.device))
 
     def _turn(self, depth: int, device: torch.device) -> tuple[Tensor, float, bool]:
-        """What turns entries of D channels at a position: r_j, the factor of queries and keys, and the layout."""
+        """r_j for D channels, the factor of queries and keys, and True for the layout "half"."""
         turned = depth if self.channels is None else self.channels
         if turned % 2:
             raise ConfigError("Rotary", "the number of channels that are turned must be even", turned)
@@ -80,7 +80,7 @@ class Rotary(nn.Module):
         return *self._rates(turned, device), self.layout == "half"
 
     def _rates(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
-        """r_j, and what queries and keys are multiplied by."""
+        """r_j, and the factor of queries and keys."""
         rate = self.base ** (-torch.arange(0, turned, 2, device=device, dtype=torch.float64) / turned)
         if self.scaling is None:
             return rate, 1.0
@@ -94,7 +94,7 @@ class Rotary(nn.Module):
         return rate * (share + (1 - share) / factor), gain
 
     def _short(self, rate: Tensor) -> Tensor:
-        """1 for waves that are short against the context of training, 0 for long ones, and what is between between."""
+        """1 for waves that are short compared with the context of training, 0 for long ones; linear between."""
         assert self.scaling is not None
         low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
         turns = self.scaling["original_max_position_embeddings"] * rate / (2 * math.pi)

@@ -34,7 +34,7 @@ from structconv.written import written
 __all__ = ["Additive", "BiAffine", "Channelwise", "Concatenation", "DotProduct", "EmbeddedGaussian", "Gaussian",
            "General", "Pair", "Projection", "Score", "Uniform"]
 
-#: Modules without options that compute what a function does.
+#: Modules without options, and the function that each computes.
 _FUNCTIONS: dict[type, Callable[[Tensor], Tensor]] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid,
                                                       nn.ReLU: torch.relu}
 
@@ -48,8 +48,8 @@ def leaky_relu(slope: float) -> Callable[[Tensor], Tensor]:
 
 
 def as_function(activation: Any) -> Any:
-    """The function that the call of a module computes, if it is known, else the module as a `Function`; what is no
-    module is a function already."""
+    """The function that a module computes, if it is in the table, else the module as a `Function`; other functions
+    unchanged."""
     if not isinstance(activation, nn.Module):
         return activation
     if torch.compiler.is_compiling() or not private.all_plain(activation):
@@ -131,7 +131,7 @@ class Score(Mechanism):
         return self.heads
 
     def _reads_projected(self, on: str) -> None:
-        """Take the option `on`: the scores are of "entries", or of what is "projected" by Theta."""
+        """Take the option `on`: the scores are of "entries", or of entries "projected" by Theta."""
         check_choice(type(self).__name__, "on", on, ("entries", "projected"))
         self._on = on
         if on == "projected":

@@ -80,13 +80,13 @@ class Masks:
 
 
 class Visibility(NamedTuple):
-    """The inputs that count as values, and those that the mechanism reads: booleans (..., M), or `None` for all."""
+    """The inputs that are read as values, and those that scores read: booleans (..., M), or `None` for all."""
 
     values: Tensor | None
     scores: Tensor | None
 
     def cleared(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (..., M, P) with zeros in the place of what does not count: for the values, and for the scores."""
+        """x (..., M, P) with zeros in place of other inputs: for the values, and for the scores."""
         values = _cleared(x, self.values)
         return values, values if self.scores is self.values else _cleared(x, self.scores)
 
