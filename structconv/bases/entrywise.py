@@ -396,10 +396,9 @@ class Dropped(SamePattern):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         a = entries(self.child, pairs)
-        rank = len(pairs.shape)
-        batch = _batch_index(a.shape[:-rank - 1], rank, a.device)
+        lead = a.shape[:-len(pairs.shape) - 1]
         pair = pairs.source_index() * pairs.num_outputs + pairs.target_index()
-        return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
+        return _dropped(a, self.p, self.seed + self.stream, lead, pair, len(pairs.shape))
 
 
 @value
@@ -434,19 +433,15 @@ class DroppedWithin(SamePattern):
         a = entries(self.child, pairs)
         rank, lead = len(pairs.shape), self.first_input.shape
         own = a.shape[:-rank - 1]
-        batch = _batch_index(own[1:] if 0 < len(lead) == len(own) else own, rank, a.device)
         m, n = (first.to(a.device).view(*lead, *(1,) * (rank + 1)) for first in (self.first_input, self.first_output))
         pair = (pairs.source_index() + m) * self.outputs + pairs.target_index() + n
-        return _dropped(a, self.p, self.seed + self.stream, batch, pair, rank)
+        return _dropped(a, self.p, self.seed + self.stream, own[1:] if 0 < len(lead) == len(own) else own, pair, rank)
 
 
-def _batch_index(lead: tuple[int, ...], rank: int, device: torch.device) -> Tensor:
-    """The number of each element of a batch, to be broadcast over heads and `rank` axes of pairs."""
-    return torch.arange(math.prod(lead), device=device).view(*lead, 1, *(1,) * rank)
-
-
-def _dropped(a: Tensor, p: float, seed: Tensor, batch: Tensor, pair: Tensor, rank: int) -> Tensor:
-    """The weights at (batch, k, pair) whose hashed number is at least p, over 1 - p."""
+def _dropped(a: Tensor, p: float, seed: Tensor, lead: tuple[int, ...], pair: Tensor, rank: int) -> Tensor:
+    """The weights at (batch, k, pair) whose hashed number is at least p, over 1 - p. The elements of the batch are
+    numbered over the dimensions `lead`; pairs have `rank` axes."""
+    batch = torch.arange(math.prod(lead), device=a.device).view(*lead, 1, *(1,) * rank)
     head = torch.arange(a.shape[-rank - 1], device=a.device).view(-1, *(1,) * rank)
     keep = hash_uniform(seed, batch, head, pair) >= p
     return torch.where(keep, a / (1 - p), torch.zeros((), dtype=a.dtype, device=a.device))

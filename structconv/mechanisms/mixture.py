@@ -120,7 +120,7 @@ class Mixture(Mechanism):
         counts = [part._output_entries(part._own(structure)) for part in self._branches()]
         return next((count for count in counts if count is not None), None)
 
-    def _at_its_place(self, structure: NamedStructures) -> NamedStructures:
+    def _with_own_samples(self, structure: NamedStructures) -> NamedStructures:
         """Return them unchanged, because `inputs_of_parts` selects the samples of each part."""
         return structure
 

@@ -67,7 +67,7 @@ class Named:
             return after
         return structure if after is own else structure.leading(self._structure_name, after)
 
-    def _at_its_place(self, structures: NamedStructures) -> NamedStructures:
+    def _with_own_samples(self, structures: NamedStructures) -> NamedStructures:
         """Return the structures of a call, with the samples that its own structure sets."""
         return structures.at(self._samples_of(structures))
 
@@ -123,7 +123,7 @@ def called_with(mechanism: Any, structure: Any) -> Any:
         if not read:
             check_unread(by_name[name])
     named = NamedStructures.of(by_name)
-    return mechanism._own(mechanism._at_its_place(named) if named.batched else named)
+    return mechanism._own(mechanism._with_own_samples(named) if named.batched else named)
 
 
 def check_structure(owner: str, structure: Any, call: str) -> None:

@@ -149,8 +149,8 @@ def shown(text: str, step: Step, module: Any) -> str:
 _ENTRYWISE_JOINS = (None, "add", "multiply")
 #: Operators that normalize, with the kind of those whose name says it.
 _NORMALIZATION_KINDS = {"normalize": None, "softmax_with_sink": "softmax", "log_softmax": "log_softmax"}
-#: The arguments of operators that are numbers.
-_NUMBERS = {"leaky_relu": ("negative_slope",), "softcap": ("cap",), "scaled": ("scale",)}
+#: The argument of an operator that is a number.
+_NUMBERS = {"leaky_relu": "negative_slope", "softcap": "cap", "scaled": "scale"}
 _SIGNS = {"concat": "|", "compose": "@", "add": "+", "multiply": "*"}
 
 
@@ -162,15 +162,14 @@ def operation(name: str, first: Mechanism, *others: Any, **options: Any) -> Mech
     if others and isinstance(others[0], Mechanism):
         return Operation(name, (first, others[0]))
     if name == "add":
-        return cast(Operation, added(first, others[0]))
+        return added(first, others[0])
     if name in ("concat", "compose", "outer"):
         raise ConfigError(f"Mechanism.{name}", "both operands must be mechanisms", type(others[0]).__name__,
                           class_remedy(others[0]) or "A basis or a tensor (..., K, M, N) becomes one by Given(basis).")
-    join, operands, steps, modules = (
-        (first.join, first.mechanisms(), first.steps, list(first.step_modules)) if isinstance(first, Operation)
-        else (None, (first,), (), []))
+    node = first if isinstance(first, Operation) else Operation(None, (first,))
     step, module = _step(name, first, others, options)
-    return Operation(join, tuple(operands), (*steps, step), [*modules, *([] if module is None else [module])])
+    modules = [*node.step_modules, *([] if module is None else [module])]
+    return Operation(node.join, tuple(node.mechanisms()), (*node.steps, step), modules)
 
 
 def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[str, Any]
@@ -192,9 +191,9 @@ def _step(name: str, operand: Mechanism, others: tuple[Any, ...], options: dict[
         return Step("multiply", (), True), Factor(others[0])
     if name == "multiply":
         return Step("multiply", (("factor", check_number("c * a", "c", others[0])),)), None
-    for argument in _NUMBERS.get(name, ()):
-        if options.get(argument) is not None and not isinstance(options[argument], Tensor):
-            check_number(name, argument, options[argument])
+    number = options.get(_NUMBERS.get(name, ""))
+    if number is not None and not isinstance(number, Tensor):
+        check_number(name, _NUMBERS[name], number)
     if name == "dropout":
         p = options["p"]
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
@@ -372,7 +371,7 @@ class Operation(Mechanism):
 
     def forward(self, inputs: Inputs) -> Basis:
         if inputs.output_positions is not None:
-            self._check_order()
+            self._check_allows_positions()
         separate, samples = self.join not in _ENTRYWISE_JOINS, getattr(inputs[2], "samples", None)
         parts = self.__dict__.get("_known_parts") or self._parts_now()
         basis = (parts.operands[0].evaluate(inputs, separate) if self.join is None
@@ -393,7 +392,7 @@ class Operation(Mechanism):
                 pairs = pairs.transpose()
         return basis
 
-    def _check_order(self) -> None:
+    def _check_allows_positions(self) -> None:
         """Raise `ConfigError` if a part of the outputs may differ from the same part of all outputs."""
         if self.join == "compose" or self._turned:
             raise ConfigError("positions", "positions must be left out where outputs do not stand among the inputs, "

@@ -324,7 +324,7 @@ class BiAffine(Score):
         self.offset = nn.Parameter(torch.zeros(self.heads)) if self.constant else None
 
     def keys(self, x: Tensor, start: int = 0) -> Tensor:
-        """x W_k of x (..., M, P), or its product with the factor that is x's: (..., K, M, D)."""
+        """x W_k, or x U_k of the factorized form: (..., M, P) -> (..., K, M, D)."""
         return expand_heads(x, self.weight if self.rank is None else self.weight_source)
 
     def terms(self, x: Tensor, start: int = 0) -> Tensor | Term:
@@ -358,7 +358,7 @@ class BiAffine(Score):
         return x @ (self.weight if self.rank is None else self.weight_source)
 
     def _queries(self, z: Tensor) -> Tensor:
-        """z of its heads, or of the one that stands for all; or its product with the factor that is z's."""
+        """z (..., K or 1, N, P') itself, or z V_k of the factorized form."""
         if self.rank is None:
             return z
         return z @ self.weight_target if z.shape[-3] > 1 else expand_heads(z.squeeze(-3), self.weight_target)
