@@ -28,7 +28,7 @@ from structconv.planning.cost import Cost
 from structconv.planning.problem import BoundRun, Call, Problem, Run
 from structconv.planning.tables import PLANS, Plan
 
-__all__ = ["OF_USERS", "Kernel", "Registered", "complete", "matching", "ordered", "register", "registered"]
+__all__ = ["OF_USERS", "Kernel", "Registrations", "complete", "matching", "ordered", "register", "registered"]
 
 
 class Kernel(abc.ABC):
@@ -118,10 +118,10 @@ _BUILT_IN: list[Kernel] = []
 OF_USERS: list[Kernel] = []
 
 
-class Registered:
+class Registrations:
     """Count the registrations in this process; earlier plans compared other kernels."""
 
-    times = 0
+    count = 0
 
 
 def register(kernel: Kernel) -> Kernel:
@@ -146,7 +146,7 @@ def register(kernel: Kernel) -> Kernel:
         OF_USERS[:] = [of_user for of_user in order if of_user not in _BUILT_IN]
     _ORDERED[:] = order
     _KERNELS.update(kernels)
-    Registered.times += 1
+    Registrations.count += 1
     PLANS.clear()
     return kernel
 

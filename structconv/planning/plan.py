@@ -31,7 +31,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.planning import machine, tuning
 from structconv.planning.cost import Cost
 from structconv.planning.counts import Sizes
-from structconv.planning.kernel import Kernel, Registered, matching, registered
+from structconv.planning.kernel import Kernel, Registrations, matching, registered
 from structconv.planning.problem import Call, Image, PartInputs, Problem, Run
 from structconv.planning.tables import PLANS as _PLANS
 from structconv.planning.tables import Candidate, Plan
@@ -84,7 +84,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
 
 def plans_version() -> Hashable:
     """A value that changes whenever earlier plans may differ from those that would be made now."""
-    return Registered.times, Autotuning.enabled, machine.Measured.times
+    return Registrations.count, Autotuning.enabled, machine.Measured.times
 
 
 def _choose(key: Hashable, call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
@@ -129,8 +129,7 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     chosen = (_least(fitting, [w.seconds for w in fitting]) if fitting
               else _least(allowed, [w.cost.peak_bytes for w in allowed]))
     if is_compiling():
-        return Plan(_compiled(chosen, problem), _weights(chosen, problem), "",
-                    (_candidate(chosen, ""),), "")
+        return Plan(_compiled(chosen, problem), _weights(chosen, problem), "", (_candidate(chosen, ""),), "")
     times: tuning.Seconds = {}
     if key is not None and call is not None:
         survivors = [w for w in fitting if w.seconds <= tuning.LIMIT * chosen.seconds]
@@ -140,11 +139,11 @@ def decide(problem: Problem, path: str | None = None, call: Call | None = None, 
     reason = "cheapest" if fitting else "smallest; all hold more than max_bytes"
     reason = reason if path is None else "asked for"
     others = sorted((w for w in weighed if w is not chosen), key=lambda w: w.seconds)
-    left = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
-    bind = None if type(chosen.kernel).bind is Kernel.bind else partial(chosen.kernel.bind, chosen.match)
-    return Plan(_compiled(chosen, problem), _weights(chosen, problem),
-                "measured" if times else reason, (_candidate(chosen, "", times), *left), _words(problem, call),
-                chosen.kernel.parts(chosen.match, problem), None if call is None else served(call), bind)
+    rejected = [_candidate(w, _rejection(w, chosen, problem, path, times), times) for w in others]
+    return Plan(_compiled(chosen, problem), _weights(chosen, problem), "measured" if times else reason,
+                (_candidate(chosen, "", times), *rejected), _words(problem, call),
+                parts=chosen.kernel.parts(chosen.match, problem), served=None if call is None else served(call),
+                bind=None if type(chosen.kernel).bind is Kernel.bind else partial(chosen.kernel.bind, chosen.match))
 
 
 def _problem(call: Call, basis: Basis, max_bytes: int | None, image: Image | None, nominal: bool) -> Problem:

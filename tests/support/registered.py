@@ -9,12 +9,12 @@ from structconv.planning import kernel
 @contextmanager
 def own_register() -> Iterator[None]:
     """Kernels that are registered within are removed after it."""
-    before, known, lists = kernel.Registered.times, dict(kernel._KERNELS), (kernel._ORDERED, kernel.OF_USERS)
+    before, known, lists = kernel.Registrations.count, dict(kernel._KERNELS), (kernel._ORDERED, kernel.OF_USERS)
     kept = [list(each) for each in lists]
     try:
         yield
     finally:
-        if kernel.Registered.times != before:
+        if kernel.Registrations.count != before:
             kernel._KERNELS.clear()
             kernel._KERNELS.update(known)
             for each, of_before in zip(lists, kept, strict=True):
