@@ -90,10 +90,7 @@ class WeightList(Weight):
         return torch.cat([part.expand(x) for part in self.parts], dim=-3)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._summed(r.split([part.size for part in self.parts], dim=-3), bias)
-
-    def _summed(self, pieces: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        """sum_i piece_i Theta_i + b over the parts i."""
+        pieces = r.split([part.size for part in self.parts], dim=-3)
         terms = [part.contract(piece) for part, piece in zip(self.parts[:-1], pieces[:-1], strict=True)]
         return sum_tensors([*terms, self.parts[-1].contract(pieces[-1], bias)])
 
@@ -162,14 +159,11 @@ class MixtureWeights(WeightList):
             before += part.in_channels
         return torch.cat(blocks)
 
-    def expand(self, x: Tensor) -> Tensor:
-        own = x.split([part.in_channels for part in self.parts], dim=-1)
-        return torch.cat([part.expand(channels) for part, channels in zip(self.parts, own, strict=True)], dim=-3)
+    def expand(self, x: Tensor) -> Tensor:  # a plan multiplies each part with its own x instead
+        return Full.of(self.dense()).expand(x)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
-        heads = r.split([part.size for part in self.parts], dim=-3)
-        channels = [part.in_channels for part in self.parts]
-        return self._summed([head.split(channels, dim=-1)[i] for i, head in enumerate(heads)], bias)
+        return Full.of(self.dense()).contract(r, bias)
 
     def slice(self, start: int, stop: int) -> Weight:
         return Full.of(self.dense()[start:stop])
