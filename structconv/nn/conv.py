@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -45,7 +46,7 @@ from structconv.nn.inputs import (
     unpacked,
     x_by_name,
 )
-from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, on_device, recorded
+from structconv.nn.layer import Device, copy_parameters, move, name_owner, named, recorded
 from structconv.nn.relative import RelativeValue
 from structconv.planning import Plan
 from structconv.planning.plan import plan_for
@@ -125,7 +126,7 @@ class Conv(Expressed):
         if mechanism._reads_by_name and relative_value is not None:
             raise ConfigError("Conv", "relative_value must be in a layer of one x", repr(mechanism),
                               "Make a layer of the part that has it, and add both.")
-        with on_device(device):
+        with nullcontext() if device is None else torch.device(device):
             self.weight = _weight(weight, mechanism, self.in_channels, out_channels)
             self.mechanism = mechanism.bound(self.in_channels, self.weight().head_channels, other_channels)
             self.relative_value = None if relative_value is None else relative_value.bound(self.weight())

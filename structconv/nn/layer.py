@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
@@ -25,7 +24,7 @@ _NAMED = frozenset(("forward", "basis", "plan", "plans", "prepare", "calibrate")
 
 
 class Layer(nn.Module):
-    """A module whose constructor arguments are attributes; those that only the constructor reads cannot be assigned.
+    """A module whose constructor arguments are attributes; those that take effect only in the constructor are fixed.
 
     Example:
 
@@ -35,7 +34,7 @@ class Layer(nn.Module):
         (True, True)
     """
 
-    #: Arguments that only the constructor reads.
+    #: Arguments that take effect only in the constructor: to assign one later is an error.
     fixed: ClassVar[frozenset[str]] = frozenset()
     #: True if the user passes it to another layer, whose errors keep its name.
     is_part: ClassVar[bool] = False
@@ -101,11 +100,6 @@ def recorded(layer: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
         raise ConfigError(type(layer).__name__, "torch.fx must trace a module that holds the layer", "the layer itself",
                           "Trace torch.nn.Sequential(layer).")
     return x.tracer.create_proxy("call_module", path, (x, *others), options)
-
-
-def on_device(device: Device) -> AbstractContextManager[Any]:
-    """A context in which new tensors are on a device."""
-    return nullcontext() if device is None else torch.device(device)
 
 
 def move(module: nn.Module, device: Device, dtype: torch.dtype | None) -> None:
