@@ -302,8 +302,12 @@ class BoundWeight(nn.Module):
         attrs = theta.__dict__
         attrs.update(self._fixed)
         for name in kind.LETTERS:
-            attrs[name] = (parameters[name] if name in parameters else
-                          modules[name].tensor() if name in modules else getattr(self, name))  # type: ignore
+            if name in parameters:
+                attrs[name] = parameters[name]
+            elif name in modules:
+                attrs[name] = modules[name].tensor()  # type: ignore[union-attr, operator]
+            else:  # a parametrization or pruning computes it
+                attrs[name] = getattr(self, name)
         return theta if kind._derived is None or not derived else kind._derived(theta, self.in_channels)
 
     def reset_parameters(self, energy: Energy = None, variance: float = 1.0) -> None:
