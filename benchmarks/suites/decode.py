@@ -37,10 +37,9 @@ class _Additive(nn.Module):
 def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: int = 256, dim: int = 256
                ) -> Comparison:
     """All steps of one decoder, whose states are given one after the other (Bahdanau et al. 2015)."""
-    scores = Additive(dim)
-    ours = Conv(scores.softmax(), entries, entries, weight=Eye(), bias=False, other_channels=states)
+    ours: Any = Conv(Additive(dim).softmax(), entries, entries, weight=Eye(), bias=False, other_channels=states)
     peer = _Additive(entries, states, dim)
-    own = next(part for part in ours.modules() if isinstance(part, Additive))
+    own = ours.attention
     for parameter, number in ((peer.key.weight, own.source.weight), (peer.query.weight, own.target.weight),
                               (peer.query.bias, own.target.bias), (peer.vector, own.vector.flatten())):
         copied(parameter, number)
@@ -99,8 +98,8 @@ def _llama(length: int, channels: int = 512, heads: int = 8, groups: int = 2) ->
     scores = DotProduct(heads, depth, shared_by=shared, rotary=Rotary(layout="half")).scaled()
     ours: Any = Conv(scores.masked(keep=Causal()).softmax(), channels, channels, weight=LowRank(depth, shared),
                      bias=False).eval()
-    dot: Any = next(part for part in ours.modules() if isinstance(part, DotProduct))
-    weights = [part.weight for part in (dot.query, dot.key, ours.weight.value, ours.weight.output)]
+    dot, theta = ours.attention, ours.weight
+    weights = [part.weight for part in (dot.query, dot.key, theta.value, theta.output)]
     x, token = leaf(1, length, channels), leaf(1, 1, channels, seed=1)
     with torch.no_grad():
         cache = ours.prepare(x)

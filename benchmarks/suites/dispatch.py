@@ -115,7 +115,7 @@ def _relative_bias() -> Comparison:
     position = torch.arange(_LENGTH)
     row = bucket("log", _CLIP, position, position.unsqueeze(-1))
     return _attention((_scores() + RelativeBias(_CLIP, buckets="log")).softmax(),
-                      lambda ours: _part(ours, RelativeBias).table[:, 0][:, row])
+                      lambda ours: ours.position_bias.table[:, 0][:, row])
 
 
 def _own() -> Comparison:
@@ -152,20 +152,15 @@ def _comparison(ours: Any, by_torch: Callable[[Tensor], Tensor], *parts: Any) ->
 
 def _queries_and_keys(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """(B, K, N, D) each."""
-    if any(isinstance(part, SharedQueries) for part in layer.modules()):
-        query = _by_head(_part(layer, SharedQueries).project(x))
+    if hasattr(layer, "shared_queries"):
+        query = _by_head(layer.shared_queries.project(x))
         return query, query
-    scores = _part(layer, DotProduct)
-    return _by_head(F.linear(x, scores.query.weight)), _by_head(F.linear(x, scores.key.weight))
+    return _by_head(layer.attention.query(x)), _by_head(layer.attention.key(x))
 
 
 def _by_head(rows: Tensor) -> Tensor:
     """(..., N, K D) -> (..., K, N, D)."""
     return rows.unflatten(-1, (_HEADS, _DIM)).transpose(-3, -2)
-
-
-def _part(layer: nn.Module, kind: type) -> Any:
-    return next(part for part in layer.modules() if isinstance(part, kind))
 
 
 CASES = (

@@ -12,7 +12,7 @@ from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import citation, csr, normalized_csr, power_law
 from benchmarks.rates import gathers
-from structconv.mechanisms import STRUCTURE, Additive, DotProduct
+from structconv.mechanisms import STRUCTURE, DotProduct
 from structconv.nn import ChebConv, Conv, GATConv, GATv2Conv, GCNConv
 from structconv.primitives.csr import spmm
 from structconv.primitives.edge_attention import bilinear_attention
@@ -20,7 +20,7 @@ from structconv.primitives.native.build import compiler
 from structconv.structures import Graph
 from structconv.weights import HeadBlocks
 
-__all__ = ["CASES", "build_gat", "build_gcn"]
+__all__ = ["CASES", "build_gat", "build_gcn", "geometric_gat", "geometric_gatv2", "geometric_gcn"]
 
 _QUICK, _FULL = 100_000, 2_000_000
 #: Rows of one number an edge and channel that a library which gathers first holds in training, as measured.
@@ -56,8 +56,7 @@ def _torch_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> Entrant:
 def _geometric_gcn(graph: Graph, theta: Tensor, shape: torch.Size, uncached: bool) -> list[Entrant]:
     library, result = peers.geometric(), []
     for cached in (True, False)[:1 + uncached] if library is not None else ():
-        layer, x = library.GCNConv(*theta.shape, cached=cached), leaf(*shape)
-        copied(layer.lin.weight, theta.mT)
+        layer, x = geometric_gcn(library, theta, cached=cached), leaf(*shape)
         result.append(entrant("pyg" if cached else "pyg uncached", layer, partial(layer, x, graph.edge_index), x,
                               needs=_GATHERED * 4 * graph.num_edges * theta.shape[1]))
     return result
@@ -78,15 +77,9 @@ def _dgl_gcn(graph: Graph, theta: Tensor, shape: torch.Size) -> list[Entrant]:
 def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comparison:
     """GAT's layer, on the edges as they are."""
     ours: Any = GATConv(in_channels, channels, heads, add_self_loops=False)
-    score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
-    source, target = score.vector_source.detach(), score.vector_target.detach()
-    rows, x = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels)
-    wide, result = heads * channels, []
+    x, wide, result = leaf(graph.num_nodes, in_channels), heads * channels, []
     if (library := peers.geometric()) is not None:
-        pyg, x_pyg = library.GATConv(in_channels, channels, heads, add_self_loops=False), leaf(*x.shape)
-        copied(pyg.lin.weight, rows)
-        copied(pyg.att_src, source[None])
-        copied(pyg.att_dst, target[None])
+        pyg, x_pyg = geometric_gat(library, ours, add_self_loops=False), leaf(*x.shape)
         needs = _GATHERED * 4 * graph.num_edges * wide
         result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg, needs=needs))
         if compiler() is not None:  # without one `torch.compile` stops on a CPU
@@ -96,9 +89,9 @@ def build_gat(graph: Graph, in_channels: int, heads: int, channels: int) -> Comp
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATConv(in_channels, channels, heads, allow_zero_in_degree=True)
         x_dgl, g = leaf(*x.shape), _dgl_graph(library, graph)
-        copied(dgl.fc.weight, rows)
-        copied(dgl.attn_l, source[None])
-        copied(dgl.attn_r, target[None])
+        copied(dgl.fc.weight, heads_to_rows(ours.weight.theta))
+        copied(dgl.attn_l, ours.attention.vector_source[None])
+        copied(dgl.attn_r, ours.attention.vector_target[None])
         result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=_size(graph, in_channels, f"{heads}x{channels}"),
@@ -122,24 +115,18 @@ def _gatv2(in_channels: int, heads: int, channels: int, size: Size) -> Compariso
     """Additive attention with a leaky ReLU along edges; the values are the projected sources."""
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
     ours: Any = GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
-    score: Any = next(part for part in ours.modules() if isinstance(part, Additive))
-    nn.init.zeros_(score.target.bias)
-    rows = heads_to_rows(ours.weight.theta)
+    nn.init.zeros_(ours.attention.target.bias)
     x, result = leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
-        pyg = library.GATv2Conv(in_channels, channels, heads, add_self_loops=False, bias=False)
-        x_pyg = leaf(*x.shape)
-        copied(pyg.lin_l.weight, rows)
-        copied(pyg.lin_r.weight, score.target.weight)
-        copied(pyg.att, score.vector[None])
+        pyg, x_pyg = geometric_gatv2(library, ours, add_self_loops=False, bias=False), leaf(*x.shape)
         result.append(entrant("pyg", pyg, lambda: pyg(x_pyg, graph.edge_index), x_pyg,
                              needs=2 * _GATHERED * 4 * graph.num_edges * wide))
     if (library := peers.dgl()) is not None:
         dgl = library.nn.pytorch.GATv2Conv(in_channels, channels, heads, bias=False, allow_zero_in_degree=True)
         x_dgl, g = leaf(*x.shape), _dgl_graph(library, graph)
-        copied(dgl.fc_src.weight, rows)
-        copied(dgl.fc_dst.weight, score.target.weight)
-        copied(dgl.attn, score.vector[None])
+        copied(dgl.fc_src.weight, heads_to_rows(ours.weight.theta))
+        copied(dgl.fc_dst.weight, ours.attention.target.weight)
+        copied(dgl.attn, ours.attention.vector[None])
         result.append(entrant("dgl", dgl, lambda: dgl(g, x_dgl).flatten(1), x_dgl, needs=_GATHERED * 4
                              * graph.num_edges * wide))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result),
@@ -152,8 +139,7 @@ def _dot_product(in_channels: int, heads: int, channels: int, size: Size) -> Com
     graph, wide = power_law(size.pick(_QUICK, _FULL)), heads * channels
     attention = DotProduct(heads, channels).scaled().masked(keep=STRUCTURE).softmax()
     ours: Any = Conv(attention, in_channels, wide, weight=HeadBlocks(), bias=False)
-    score: Any = next(part for part in ours.modules() if isinstance(part, DotProduct))
-    query, key = score.query.weight.detach(), score.key.weight.detach()
+    query, key = ours.attention.query.weight.detach(), ours.attention.key.weight.detach()
     rows, x, result = heads_to_rows(ours.weight.theta), leaf(graph.num_nodes, in_channels), []
     if (library := peers.geometric()) is not None:
         pyg, x_pyg = library.TransformerConv(in_channels, channels, heads, root_weight=False), leaf(*x.shape)
@@ -240,6 +226,33 @@ def _spmm(channels: int, size: Size) -> Comparison:
     ours = Entrant(name="ours", run=lambda: spmm(graph.by_target(), graph.by_source(), values, x), inputs=(x,))
     return Comparison(ours=ours, peers=tuple(result), edges=graph.num_edges, size=_size(graph, "", channels),
                       least=gathers(graph.num_edges, graph.num_nodes, channels, 0))
+
+
+def geometric_gcn(library: Any, theta: Tensor, **options: Any) -> Any:
+    """PyTorch Geometric's `GCNConv` with Theta (P, Q)."""
+    layer = library.GCNConv(*theta.shape, **options)
+    copied(layer.lin.weight, theta.mT)
+    return layer
+
+
+def geometric_gat(library: Any, ours: Any, **options: Any) -> Any:
+    """PyTorch Geometric's `GATConv` with our numbers."""
+    heads, in_channels, channels = ours.weight.theta.shape
+    layer = library.GATConv(in_channels, channels, heads, **options)
+    copied(layer.lin.weight, heads_to_rows(ours.weight.theta))
+    copied(layer.att_src, ours.attention.vector_source[None])
+    copied(layer.att_dst, ours.attention.vector_target[None])
+    return layer
+
+
+def geometric_gatv2(library: Any, ours: Any, **options: Any) -> Any:
+    """PyTorch Geometric's `GATv2Conv` with our numbers; the bias of our targets must be zero."""
+    heads, in_channels, channels = ours.weight.theta.shape
+    layer = library.GATv2Conv(in_channels, channels, heads, **options)
+    copied(layer.lin_l.weight, heads_to_rows(ours.weight.theta), layer.lin_l.bias)
+    copied(layer.lin_r.weight, ours.attention.target.weight, layer.lin_r.bias)
+    copied(layer.att, ours.attention.vector[None])
+    return layer
 
 
 def _dgl_graph(library: Any, graph: Graph) -> Any:

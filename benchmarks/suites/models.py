@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks import peers
-from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
+from benchmarks.case import Case, Comparison, Entrant, Size, entrant, leaf
 from benchmarks.graphs import citation
+from benchmarks.suites.graph import geometric_gat, geometric_gcn
 from benchmarks.suites.sequences import CASES as SEQUENCES
 from structconv.nn import Conv2d, GATConv, GCNConv, MultiheadAttention
 
@@ -33,32 +34,17 @@ class _Stack(nn.Module):
 def _citation(gat: bool, size: Size) -> Comparison:
     """1433 words, 7 classes: GCN with 16 hidden channels, or GAT with 8 heads of 8, as published, without dropout."""
     graph, words, classes = citation(), 1433, 7
-    layers: list[nn.Module] = ([GATConv(words, 8, 8, add_self_loops=False), GATConv(64, classes, add_self_loops=False)]
-                               if gat else [GCNConv(words, 16), GCNConv(16, classes)])
+    layers: list[Any] = ([GATConv(words, 8, 8, add_self_loops=False), GATConv(64, classes, add_self_loops=False)]
+                         if gat else [GCNConv(words, 16), GCNConv(16, classes)])
     activation = nn.functional.elu if gat else nn.functional.relu
     ours, x, result = _Stack(layers, activation), leaf(graph.num_nodes, words), []
     if (library := peers.geometric()) is not None:
-        others = list(_geometric(library, layers, gat))
+        others = [geometric_gat(library, layer, add_self_loops=False) if gat
+                  else geometric_gcn(library, layer.weight.theta[0], cached=True) for layer in layers]
         peer, x_peer = _Stack(others, activation), leaf(graph.num_nodes, words)
         result.append(entrant("pyg", peer, lambda: peer(x_peer, graph.edge_index), x_peer))
     return Comparison(ours=entrant("ours", ours, lambda: ours(x, graph), x), peers=tuple(result), edges=graph.num_edges,
                       size=f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {words} to {classes}")
-
-
-def _geometric(library: Any, layers: list[Any], gat: bool) -> Iterator[nn.Module]:
-    for layer in layers:
-        if gat:
-            heads, channels, dim = layer.weight.theta.shape
-            peer = library.GATConv(channels, dim, heads, add_self_loops=False)
-            score: Any = next(part for part in layer.modules() if getattr(part, "vector_source", None) is not None)
-            copied(peer.lin.weight, heads_to_rows(layer.weight.theta))
-            copied(peer.att_src, score.vector_source[None])
-            copied(peer.att_dst, score.vector_target[None])
-        else:
-            theta = layer.weight.theta[0]
-            peer = library.GCNConv(*theta.shape, cached=True)
-            copied(peer.lin.weight, theta.mT)
-        yield peer
 
 
 def _images(size: Size) -> Comparison:

@@ -18,6 +18,7 @@ from torch.nn.functional import elu
 from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, copied, entrant, heads_to_rows, leaf
 from benchmarks.graphs import molecules
+from benchmarks.suites.graph import geometric_gat, geometric_gatv2, geometric_gcn
 from structconv import nn as layers
 from structconv.mechanisms import Adjacency, DotProduct, Identity
 from structconv.mechanisms.masks import STRUCTURE
@@ -112,20 +113,14 @@ def _ours(kind: str, channels: int, outputs: int) -> Any:
 def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> Any:
     """PyTorch Geometric's layer with our numbers."""
     if kind == "gcn":
-        made = library.GCNConv(channels, outputs)
-        copied(made.lin.weight, ours.weight.theta[0].mT)
+        made = geometric_gcn(library, ours.weight.theta[0])
     elif kind == "gat":
-        made = library.GATConv(channels, outputs // 4, 4)
-        _copy(made, ours)
+        made = geometric_gat(library, ours)
     elif kind == "gatv2":
-        made = library.GATv2Conv(channels, outputs // 4, 4)
-        score = ours.get_submodule("attention")
-        nn.init.zeros_(score.target.bias)
-        for part, weight in ((made.lin_l, heads_to_rows(ours.weight.theta)), (made.lin_r, score.target.weight)):
-            copied(part.weight, weight, part.bias)
-        copied(made.att, score.vector[None])
+        nn.init.zeros_(ours.attention.target.bias)
+        made = geometric_gatv2(library, ours)
     elif kind == "transformer":
-        made, score = library.TransformerConv(channels, outputs // 4, 4, bias=False), ours.get_submodule("attention")
+        made, score = library.TransformerConv(channels, outputs // 4, 4, bias=False), ours.attention
         for part, weight in ((made.lin_query, score.query.weight), (made.lin_key, score.key.weight),
                              (made.lin_value, heads_to_rows(ours.get_parameter("weight.0.theta"))),
                              (made.lin_skip, ours.get_parameter("weight.1.theta")[0].mT)):
@@ -223,14 +218,6 @@ def comparison(ours: Entrant, result: Sequence[Entrant], batches: Sequence[Batch
 def build_new_graphs(kind: str, channels: int) -> Comparison:
     """A layer on batches of 32 molecules, nothing of them known."""
     return _layer(kind, _GRAPHS, channels, Size())
-
-
-def _copy(peer: Any, ours: Any) -> None:
-    """Our parameters into PyTorch Geometric's attention."""
-    score = next(part for part in ours.modules() if getattr(part, "vector_source", None) is not None)
-    copied(peer.lin.weight, heads_to_rows(ours.weight.theta))
-    copied(peer.att_src, score.vector_source[None])
-    copied(peer.att_dst, score.vector_target[None])
 
 
 _KINDS = ("gcn", "gat", "gatv2", "transformer", "sage", "gin", "max")

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from benchmarks.case import FORWARD, Case, Comparison, Entrant, Size, copied, in_torch
-from structconv.mechanisms import DotProduct
 from structconv.mechanisms.encodings import sinusoidal
 from structconv.nn import cross_entropy
 from structconv_systems.models.characters import CharacterModel
@@ -141,8 +140,7 @@ def _copied(layer: Any, own: Any) -> None:
     if own.source is not None:
         attentions.append((layer.multihead_attn, own.source))
     for peer, ours in attentions:
-        dot = next(part for part in ours.modules() if isinstance(part, DotProduct))
-        rows = torch.cat([dot.query.weight, dot.key.weight, ours.weight.value.weight])
+        rows = torch.cat([ours.attention.query.weight, ours.attention.key.weight, ours.weight.value.weight])
         copied(peer.in_proj_weight, rows, zeroed=peer.in_proj_bias)
         copied(peer.out_proj.weight, ours.weight.output.weight.detach(), zeroed=peer.out_proj.bias)
     for peer, ours in ((layer.linear1, own.network[0]), (layer.linear2, own.network[-1])):
