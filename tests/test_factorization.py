@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from structconv.errors import ConfigError, ShapeError
-from structconv.factorization import decompose, factorize
+from structconv.ops import decompose, factorize
 from structconv.tensors import compose
 from tests.support.errors import check_refused
 

@@ -30,7 +30,7 @@ FLOORS = {
     "bases": 2, "weights": 2, "data": 2,
     "planning": 3,
     "kernels": 4,
-    "ops": 5, "factorization": 5,
+    "ops": 5,
     "mechanisms": 6,
     "nn": 7, "convert": 7,
     "compat": 8, "analysis": 8,
