@@ -38,7 +38,7 @@ from structconv.testing.specimens import (
 )
 from structconv.weights import Full, HeadBlocks, LowRank, Weight
 
-__all__ = ["Compiled", "check_absent", "check_changes", "check_kernels", "check_sizes", "compiled", "values"]
+__all__ = ["Compiled", "check_absent", "check_changes", "check_kernels", "check_sizes", "compiled"]
 
 OUTPUTS = 2
 #: (K, P, Q) -> Theta.
@@ -154,14 +154,6 @@ def check_sizes(specimen: Specimen) -> None:
         for each in compiled(first):
             same(each.run(other), _expected(other),
                  f"{each.name}, compiled for {first.x.shape[-2]} entries, with {other.x.shape[-2]}")
-
-
-def values(specimen: Specimen) -> Iterator[str]:
-    """The names of the checks of this file that a specimen is put to, also without traits."""
-    yield "kernels"
-    structure = getattr(specimen.subject(), "structure", None)
-    if isinstance(structure, Graph) and structure.num_edges:
-        yield "changes"
 
 
 def check_absent(specimen: Specimen) -> None:

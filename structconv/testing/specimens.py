@@ -287,15 +287,15 @@ class Draw(NamedTuple):
         """The subject; a mechanism on content of these leading dimensions, unless it refuses them."""
         if not isinstance(subject, Setup):
             return subject
-        z = None if subject.z is None else self._led(subject.z)
-        led = dataclasses.replace(subject, x=self._led(subject.x), z=z)
+        z = None if subject.z is None else self._with_leading(subject.z)
+        setup = dataclasses.replace(subject, x=self._with_leading(subject.x), z=z)
         try:
-            led.basis()
+            setup.basis()
         except (ShapeError, StructureError):
             return subject
-        return led
+        return setup
 
-    def _led(self, t: Tensor) -> Tensor:
+    def _with_leading(self, t: Tensor) -> Tensor:
         """Return t with these leading dimensions, of other numbers in each sample."""
         own = tuple(t.shape[:-2])
         lead = self.lead(own)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from structconv.bases.pairwise import Pairwise, nodes
+from structconv.structures import Graph
 from structconv.testing import checks, kernels, laws, layers, programs
-from structconv.testing.specimens import Setup, Specimen, Subject, as_specimen
+from structconv.testing.specimens import Setup, Specimen, Subject, as_basis, as_specimen
 
 __all__ = ["CHECKS", "Check", "suite"]
 
@@ -68,8 +70,14 @@ def suite(subject: Specimen | Subject) -> Iterator[tuple[str, Check]]:
         ...         check()
     """
     specimen = as_specimen(subject)
-    names = [*checks.values(specimen), *kernels.values(specimen), "batching", "dtypes", "noncontiguous", "copies"]
-    names += ["samples", "cache", "output_positions"] if isinstance(specimen.subject(), Setup) else []
+    subject = specimen.subject()
+    names = ["contract", "reference", "adjoint", "gradcheck", "entries", "paths"]
+    names += ["blocks"] if any(isinstance(node, Pairwise) for node in nodes(as_basis(subject))) else []
+    names += ["kernels"]
+    graph = getattr(subject, "structure", None)
+    names += ["changes"] if isinstance(graph, Graph) and graph.num_edges else []
+    names += ["batching", "dtypes", "noncontiguous", "copies"]
+    names += ["samples", "cache", "output_positions"] if isinstance(subject, Setup) else []
     names += [check for trait, checks in _BY_TRAIT.items() if trait in specimen.traits for check in checks]
     for name in names:
         check = Check(specimen, name)
