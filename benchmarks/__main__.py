@@ -25,27 +25,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     """The parser of the options."""
     text = "time the layers against other libraries, after checking that all give the same numbers"
-    made = Parser(prog="python -m benchmarks", description=text, parents=[shared_options()], allow_abbrev=False,
-                  epilog="Peers are used where they are installed: make bench installs torch-geometric. "
-                         "The exit code is 1 where one of them disagrees.")
-    made.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
-    made.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
-    made.add_argument("--case", action="append", default=[], metavar="GLOB",
-                      help="names of cases, for example 'gat-*'; may be repeated (default: all)")
-    made.add_argument("--repeats", type=int, metavar="N", help="samples of each (default: 9; 5 with --quick)")
-    made.add_argument("--seconds", type=float, metavar="S",
-                      help="about how long a phase of a case may be sampled (default: 60; 1 with --quick)")
-    made.add_argument("--threads", type=int, metavar="N", help="of torch (default: as torch has it)")
-    made.add_argument("--huge-pages", choices=_PAGES, help="whether torch puts tensors on transparent huge pages, "
-                      "in a process of its own (default: both; off with --quick)")
-    made.add_argument("--keep-memory", action="store_true",
-                      help="keep freed memory of large results for later results, by structconv.keep_memory()")
-    made.add_argument("--plot", metavar="FILE", help="run the swept cases from 10^3 to 10^7 edges, 10^5 with "
-                                                     "--quick, and draw their ratios")
-    made.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
-    made.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    made.set_defaults(run=_run)
-    return made
+    result = Parser(prog="python -m benchmarks", description=text, parents=[shared_options()], allow_abbrev=False,
+                    epilog="Peers are used where they are installed: make bench installs torch-geometric. "
+                           "The exit code is 1 where one of them disagrees.")
+    result.add_argument("--quick", action="store_true", help="headline cases, small: about a minute")
+    result.add_argument("--suite", action="append", default=[], choices=SUITES, help="may be repeated (default: all)")
+    result.add_argument("--case", action="append", default=[], metavar="GLOB",
+                        help="names of cases, for example 'gat-*'; may be repeated (default: all)")
+    result.add_argument("--repeats", type=int, metavar="N", help="samples of each (default: 9; 5 with --quick)")
+    result.add_argument("--seconds", type=float, metavar="S",
+                        help="about how long a phase of a case may be sampled (default: 60; 1 with --quick)")
+    result.add_argument("--threads", type=int, metavar="N", help="of torch (default: as torch has it)")
+    result.add_argument("--huge-pages", choices=_PAGES, help="whether torch puts tensors on transparent huge pages, "
+                        "in a process of its own (default: both; off with --quick)")
+    result.add_argument("--keep-memory", action="store_true",
+                        help="keep freed memory of large results for later results, by structconv.keep_memory()")
+    result.add_argument("--plot", metavar="FILE", help="run the swept cases from 10^3 to 10^7 edges, 10^5 with "
+                                                       "--quick, and draw their ratios")
+    result.add_argument("--sweep", action="store_true", help="the sizes of --plot without the picture")
+    result.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    result.set_defaults(run=_run)
+    return result
 
 
 def _run(args: argparse.Namespace, rest: list[str]) -> int:

@@ -144,10 +144,10 @@ def heads_to_rows(values_KPD: Tensor) -> Tensor:
 
 def in_torch(module: nn.Module) -> Any:
     """A copy whose linear layers are torch's, which have no activation."""
-    made = copy.deepcopy(module)
-    for part in made.modules():
+    result = copy.deepcopy(module)
+    for part in result.modules():
         if type(part) is Linear:
             if part.activation is not None:
                 raise ValueError(f"torch's linear layers have no activation, got {part}")
             part.__class__ = nn.Linear  # type: ignore[assignment]
-    return made
+    return result

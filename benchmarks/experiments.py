@@ -6,12 +6,12 @@ of its constants a value for every case that it has.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -90,8 +90,8 @@ def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "a
     assert match is not None, f"{kernel.name} does not take {basis!r}"
     result = kernel.application(match, problem)
     take = {"apply": result.apply, "analysis": result.analyze(), "synthesis": result.synthesize()}[mode]
-    given = call.x if mode == "analysis" else torch.stack([call.x] * basis.size)
-    return lambda: take(given, call)
+    argument = call.x if mode == "analysis" else torch.stack([call.x] * basis.size)
+    return lambda: take(argument, call)
 
 
 def dot_products(entries: int, depth: int, heads: int = 2) -> Bilinear:
@@ -164,12 +164,12 @@ def _column_works(quick: bool) -> Works:
 
 
 def _column_values(seconds: Seconds) -> Values:
-    """A product of c columns takes the time of `taken(c)` at the full rate; logarithms, so that errors are relative."""
-    taken = {columns: math.log(FULL * seconds[str(columns)] / seconds[str(FULL)]) for columns in (*SKINNY, *WIDE)}
+    """A product of c columns takes as long as `effective` columns at the full rate; logarithms make errors relative."""
+    effective = {columns: math.log(FULL * seconds[str(columns)] / seconds[str(FULL)]) for columns in (*SKINNY, *WIDE)}
     multiple = min(MULTIPLES, key=lambda step: _scatter([
-        taken[columns] - math.log(math.ceil(columns / step) * step) for columns in WIDE]))
-    split = min(SKINNY[:-1], key=lambda last: sum(_scatter(part) for part in _parts(taken, last)))
-    few, narrow = (math.exp(sum(part) / len(part)) for part in _parts(taken, split))
+        effective[columns] - math.log(math.ceil(columns / step) * step) for columns in WIDE]))
+    split = min(SKINNY[:-1], key=lambda last: sum(_scatter(part) for part in _parts(effective, last)))
+    few, narrow = (math.exp(sum(part) / len(part)) for part in _parts(effective, split))
     return {"FULL_COLUMNS": [multiple], "FEW_COLUMNS": [split], "FEW_TAKEN": [few], "NARROW_TAKEN": [narrow]}
 
 
@@ -258,21 +258,11 @@ def _relation_works(quick: bool) -> Works:
     assert match is not None
     run = PerRelation().compile(match, problem, "per_relation")
 
-    def work(favor: float) -> object:
-        with _favoring(favor):
+    def work(favor: float) -> object:  # blocks of outputs are computed up to this ratio of the pairs
+        with mock.patch.object(relational, "IN_FAVOR", favor):
             return run(call)
 
     return {"by outputs": partial(work, math.inf), "by inputs": partial(work, 0.0)}
-
-
-@contextlib.contextmanager
-def _favoring(favor: float) -> Iterator[None]:
-    """Blocks of outputs are taken up to this ratio of the pairs."""
-    present, relational.IN_FAVOR = relational.IN_FAVOR, favor
-    try:
-        yield
-    finally:
-        relational.IN_FAVOR = present
 
 
 def _relation_values(seconds: Seconds) -> Values:

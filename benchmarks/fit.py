@@ -113,21 +113,21 @@ def threads_of(experiment: Experiment, quick: bool) -> int:
 def fits_of(experiment: Experiment, times: dict[str, Times]) -> list[Fit]:
     """The values of an experiment's constants, those of all rounds together."""
     rounds = range(len(next(iter(times.values())).samples))
-    values = [experiment.values({name: taken.samples[i] for name, taken in times.items()}) for i in rounds]
+    values = [experiment.values({name: work.samples[i] for name, work in times.items()}) for i in rounds]
     return [Fit(name, unit, tuple(value for each in values for value in each[name]))
             for name, unit in experiment.units.items()]
 
 
 def record(quick: bool, fits: Sequence[Fit], measured: dict[str, dict[str, Times]]) -> dict[str, Any]:
     """Return the contents of the JSON file."""
-    busy = [taken.other_load or 0.0 for times in measured.values() for taken in times.values()]
+    busy = [work.other_load or 0.0 for times in measured.values() for work in times.values()]
     return {"date": datetime.datetime.now(datetime.UTC).isoformat("T", "seconds"), "quick": quick,
             "machine": {"processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
                         "cores": os.cpu_count(), **rates.summary()},
             "threads": torch.get_num_threads(), "versions": peers.versions(), "other_load": max(busy),
             "constants": [fit.as_json() for fit in fits],
             "experiments": [{"name": each.name, "threads": threads_of(each, quick),
-                             "seconds": {work: taken.samples for work, taken in measured[each.name].items()}}
+                             "seconds": {name: work.samples for name, work in measured[each.name].items()}}
                             for each in EXPERIMENTS]}
 
 

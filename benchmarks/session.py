@@ -101,7 +101,8 @@ def execute(session: Session) -> int:
         for line in _lines(session):
             lines.append(line)
             if session.as_json:
-                print_json(line.as_json() | ({} if "machine" in line.extra else _environment()))
+                print_json(line.as_json() | ({} if "machine" in line.extra else {
+                    "machine": rates.summary(), "versions": peers.versions()}))
     except KeyboardInterrupt:
         _show(session, lines)
         raise
@@ -124,7 +125,8 @@ def _lines(session: Session) -> Iterator[Line]:
     if session.pages in ("off", "both"):
         for case in session.chosen():
             for edges in session.sizes(case):
-                _say(f"{case.suite}/{case.name}" + (f" at {edges:,} edges" if edges else ""))
+                name = f"{case.suite}/{case.name}" + (f" at {edges:,} edges" if edges else "")
+                print(name, file=sys.stderr, flush=True)
                 yield from run(case, session.settings, edges)
     if session.pages in ("on", "both"):
         session.chosen()
@@ -141,10 +143,6 @@ def _elsewhere(session: Session) -> Iterator[Line]:
                 yield from_json(fields)
     if child.returncode not in (0, 1):
         raise RuntimeError(f"the run with huge pages ended with code {child.returncode}")
-
-
-def _environment() -> dict[str, object]:
-    return {"machine": rates.summary(), "versions": peers.versions()}
 
 
 def _bare(line: Line) -> Line:
@@ -189,7 +187,3 @@ def _print_environment(lines: Sequence[Line]) -> None:
     for line in lines:
         if line.failed:
             print(f"failed: {line.suite}/{line.case}, {line.phase}, {line.peer}: {line.note}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -128,9 +128,9 @@ def by_venv(python: str, venv: Path, inside: Path) -> list[str]:
 
 def by_outer_pip(python: str, venv: Path, inside: Path) -> list[str]:
     """with venv and the pip outside."""
-    made = run([python, "-m", "venv", "--without-pip", venv])
-    if made.returncode:
-        return complaints_of(made)
+    result = run([python, "-m", "venv", "--without-pip", venv])
+    if result.returncode:
+        return complaints_of(result)
     complaints = []
     for pip in outer_pips(python):
         done = run([*pip, *PIP_OPTIONS, "--python", inside, "install", "pip"])

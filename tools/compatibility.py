@@ -57,13 +57,14 @@ def run(matrix: Mapping[str, Sequence[str]], tests: Mapping[str, str]) -> int:
     """Run the tests of all tools, print the table, and return how many tools failed somewhere."""
     import pytest
 
-    seen = Outcomes()
+    plugin = Outcomes()
     nodes = [f"{ROOT / 'tests' / 'test_tools.py'}::{test}" for test in dict.fromkeys(tests.values())]
-    pytest.main(["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *nodes], plugins=[seen])
+    pytest.main(["-q", "-W", "ignore", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *nodes], plugins=[plugin])
     failed: dict[str, list[str]] = {}
     missing = []
     for tool, names in matrix.items():
-        result = {name: seen.of.get(f"{tests[tool]}[{name}]", seen.of.get(tests[tool], "not run")) for name in names}
+        of_all = plugin.of.get(tests[tool], "not run")
+        result = {name: plugin.of.get(f"{tests[tool]}[{name}]", of_all) for name in names}
         if set(result.values()) == {"skipped"}:
             missing.append(tool)
         failed[tool] = [name for name, outcome in result.items() if outcome not in ("passed", "skipped")]

@@ -33,8 +33,8 @@ def main() -> int:
         began = time.monotonic()
         subprocess.run([*COMMAND, *start, str(alone)], check=True, capture_output=True)
         kills = killed_until_done([*start, str(killed)], killed, args.kills, time.monotonic() - began, args.seed)
-        finals = sorted(place.relative_to(alone) for place in alone.rglob("final/weights.safetensors"))
-        equal = [same(alone / place, killed / place) for place in finals]
+        finals = sorted(path.relative_to(alone) for path in alone.rglob("final/weights.safetensors"))
+        equal = [same(alone / path, killed / path) for path in finals]
         print(f"{kills} kills, {len(finals)} trainings, {sum(equal)} with equal weights, bit for bit")
         return 0 if finals and all(equal) and kills == args.kills else 1
 

@@ -182,13 +182,13 @@ def main() -> None:
     if "--measure" in sys.argv:
         print(json.dumps(measure()))
         return
-    made = table(run("1"), run("0"))
-    print(made)
+    text = table(run("1"), run("0"))
+    print(text)
     if "--write" in sys.argv:
         sys.path.insert(0, str(ROOT))
         from tools.pages import write_table
 
-        write_table(PAGE, "operators.py", made)
+        write_table(PAGE, "operators.py", text)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def complaints(tag: str, root: Path) -> list[str]:
 def _versions(version: str, root: Path) -> Iterator[str]:
     for path in ("pyproject.toml", "systems/pyproject.toml", "CITATION.cff"):
         text = (root / path).read_text(encoding="utf-8")
-        if (found := re.findall(r'(?m)^version(?: = |: )"?([^"\n]+)"?$', text)) != [version]:
-            yield f"{path} has version {', '.join(found)}, the tag {version}"
+        if (versions := re.findall(r'(?m)^version(?: = |: )"?([^"\n]+)"?$', text)) != [version]:
+            yield f"{path} has version {', '.join(versions)}, the tag {version}"
 
 
 def _changelog(version: str, text: str) -> Iterator[str]:

@@ -90,9 +90,9 @@ def _model(config: dict[str, Any], family: str, batch: int, length: int, generat
             result.append(entrant(who, model, run, phases=(FORWARD,)))
         else:
             result.append(entrant(who, model, partial(_logits, model, words), phases=PHASES))
-    made = f"{family}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
+    layers = f"{family}, {config['num_hidden_layers']} layers of {config['hidden_size']}"
     tokens = f", {generated} tokens generated" if generated else ""
-    return Comparison(ours=result[0], peers=(result[1],), size=f"{made}, B={batch}, N={length}{tokens}")
+    return Comparison(ours=result[0], peers=(result[1],), size=f"{layers}, B={batch}, N={length}{tokens}")
 
 
 def _logits(model: nn.Module, words: Tensor) -> Tensor:

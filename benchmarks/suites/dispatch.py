@@ -38,9 +38,9 @@ __all__ = ["CASES"]
 _LENGTH, _CHANNELS, _HEADS, _DIM, _CLIP = 8, 8, 2, 4, 16
 
 
-def _ring(nodes: int = 8) -> Graph:
-    position = torch.arange(nodes)
-    return Graph(torch.stack([position, (position + 1) % nodes]), num_nodes=nodes)
+def _ring() -> Graph:
+    position = torch.arange(8)
+    return Graph(torch.stack([position, (position + 1) % 8]), num_nodes=8)
 
 
 def _linear(size: Size) -> Comparison:

@@ -113,31 +113,31 @@ def _ours(kind: str, channels: int, outputs: int) -> Any:
 def _peer(library: Any, kind: str, ours: Any, channels: int, outputs: int) -> Any:
     """PyTorch Geometric's layer with our numbers."""
     if kind == "gcn":
-        made = geometric_gcn(library, ours.weight.theta[0])
+        layer = geometric_gcn(library, ours.weight.theta[0])
     elif kind == "gat":
-        made = geometric_gat(library, ours)
+        layer = geometric_gat(library, ours)
     elif kind == "gatv2":
         nn.init.zeros_(ours.attention.target.bias)
-        made = geometric_gatv2(library, ours)
+        layer = geometric_gatv2(library, ours)
     elif kind == "transformer":
-        made, score = library.TransformerConv(channels, outputs // 4, 4, bias=False), ours.attention
-        for part, weight in ((made.lin_query, score.query.weight), (made.lin_key, score.key.weight),
-                             (made.lin_value, heads_to_rows(ours.get_parameter("weight.0.theta"))),
-                             (made.lin_skip, ours.get_parameter("weight.1.theta")[0].mT)):
+        layer, score = library.TransformerConv(channels, outputs // 4, 4, bias=False), ours.attention
+        for part, weight in ((layer.lin_query, score.query.weight), (layer.lin_key, score.key.weight),
+                             (layer.lin_value, heads_to_rows(ours.get_parameter("weight.0.theta"))),
+                             (layer.lin_skip, ours.get_parameter("weight.1.theta")[0].mT)):
             copied(part.weight, weight)
     elif kind == "gin":
-        made = library.GINConv(_mlp(channels, outputs))
-        copied(made.nn[0].weight, ours.first.weight.theta[0].mT)
-        copied(made.nn[0].bias, ours.first.bias)
-        made.nn[2].load_state_dict(ours.second.state_dict())
+        layer = library.GINConv(_mlp(channels, outputs))
+        copied(layer.nn[0].weight, ours.first.weight.theta[0].mT)
+        copied(layer.nn[0].bias, ours.first.bias)
+        layer.nn[2].load_state_dict(ours.second.state_dict())
     else:
-        made = library.SAGEConv(channels, outputs, aggr="max" if kind == "max" else "mean")
+        layer = library.SAGEConv(channels, outputs, aggr="max" if kind == "max" else "mean")
         near, own = ((ours.near.weight, ours.own.weight) if kind == "max"
                      else (ours.weight.theta[0].mT, ours.weight.theta[1].mT))
-        copied(made.lin_l.weight, near)
-        copied(made.lin_l.bias, ours.near.bias if kind == "max" else ours.bias)
-        copied(made.lin_r.weight, own)
-    return made
+        copied(layer.lin_l.weight, near)
+        copied(layer.lin_l.bias, ours.near.bias if kind == "max" else ours.bias)
+        copied(layer.lin_r.weight, own)
+    return layer
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ SEED = "held out"
 #: A path predicted to take this many times the chosen one's time is not run, and one that took this many times the
 #: fastest when it ran once, warm, is not timed.
 _HOPELESS, _LOST = 30.0, 3.0
-_FOLDER = "STRUCTCONV_CACHE"
 _CONFIGURATIONS = {True: 6, False: 100}
 
 
@@ -65,13 +64,6 @@ class Configuration:
     def leaves(self) -> list[Tensor]:
         """The tensors that get a gradient."""
         return [tensor for tensor in (self.x, *self.theta.tensors) if tensor.requires_grad]
-
-
-class Path(NamedTuple):
-    """A path that the planner may take: its predicted time and what runs it."""
-
-    seconds: float
-    run: Run
 
 
 def _measure(kind: str, settings: Settings) -> Iterator[Line]:
@@ -104,14 +96,14 @@ def summary(kind: str, lines: Sequence[Line]) -> Line:
                 huge_pages=huge_pages(), extra=extra)
 
 
-def _line(name: str, given: Configuration, settings: Settings) -> Line:
+def _line(name: str, config: Configuration, settings: Settings) -> Line:
     """The chosen paths and the others, timed in turns."""
-    with torch.set_grad_enabled(given.phase == BOTH):
+    with torch.set_grad_enabled(config.phase == BOTH):
         with autotune(False):
-            predicted = _label(plan_for(given.call()))
+            predicted = _label(plan_for(config.call()))
         with _own_memory(), autotune():
-            chosen = _label(plan_for(given.call()))
-        works = {label: _work(given, run) for label, run in _worthwhile(given, predicted, chosen).items()}
+            chosen = _label(plan_for(config.call()))
+        works = {label: _work(config, run) for label, run in _worthwhile(config, predicted, chosen).items()}
         results = {label: work() for label, work in works.items()}
         error = _error(results, chosen)
         once = {label: clock(work, 1) for label, work in works.items()}
@@ -120,7 +112,7 @@ def _line(name: str, given: Configuration, settings: Settings) -> Line:
         times = alternate(close, repeats=min(settings.rounds, 7), seconds=0.4 if settings.quick else 2.0, known=once)
     best = min(times, key=lambda label: times[label].median)
     own, least = times[chosen], times[best].median
-    return Line(suite="planner", case=name, phase=given.phase, peer=best, size=given.words, max_error=error,
+    return Line(suite="planner", case=name, phase=config.phase, peer=best, size=config.words, max_error=error,
                 ratio=least / own.median, peer_ms=milliseconds(times[best]), huge_pages=huge_pages(), **timed(own),
                 failed=not error < 1e-3, note="" if error < 1e-3 else "paths disagree",
                 extra={"regret": own.median / least, "chosen": chosen,
@@ -133,35 +125,28 @@ def _own_memory() -> Iterator[None]:
     """Store measured plans in another folder, so that none is reused and the user's stay as they are."""
     rates("cpu")
     core()  # rates and kernels are those of the user's folder
-    before = os.environ.get(_FOLDER)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[_FOLDER] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_FOLDER]
-            else:
-                os.environ[_FOLDER] = before
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"STRUCTCONV_CACHE": folder}):
+        yield
 
 
-def _worthwhile(given: Configuration, predicted: str, chosen: str) -> dict[str, Run]:
+def _worthwhile(config: Configuration, predicted: str, chosen: str) -> dict[str, Run]:
     """The paths that the planner may take, without those predicted to lie far beyond the one that costs choose."""
-    batch, grad, call = math.prod(given.x.shape[:-2]), given.phase == BOTH, given.call()
-    sizes = Sizes(batch, given.x.dtype.itemsize)
-    problem = Problem(call.spec(), given.theta, given.x, sizes, grad, grad)
-    machine, paths = rates("cpu"), {}
+    batch, grad, call = math.prod(config.x.shape[:-2]), config.phase == BOTH, config.call()
+    sizes = Sizes(batch, config.x.dtype.itemsize)
+    problem = Problem(call.spec(), config.theta, config.x, sizes, grad, grad)
+    seconds, runs = dict[str, float](), dict[str, Run]()
     for kernel, match, path in matching(problem):
         if kernel.automatic(match, problem, path):
-            seconds = kernel.cost(match, problem, path).seconds(machine, sizes.itemsize)
-            paths[f"{path} ({kernel.label(path)})"] = Path(seconds, kernel.compile(match, problem, path))
-    limit = _HOPELESS * paths[predicted].seconds
-    return {label: path.run for label, path in paths.items() if label == chosen or path.seconds <= limit}
+            label = f"{path} ({kernel.label(path)})"
+            seconds[label] = kernel.cost(match, problem, path).seconds(rates("cpu"), sizes.itemsize)
+            runs[label] = kernel.compile(match, problem, path)
+    limit = _HOPELESS * seconds[predicted]
+    return {label: run for label, run in runs.items() if label == chosen or seconds[label] <= limit}
 
 
-def _work(given: Configuration, run: Run) -> Callable[[], Tensor]:
-    call, leaves = given.call(), given.leaves()
-    if given.phase == FORWARD:
+def _work(config: Configuration, run: Run) -> Callable[[], Tensor]:
+    call, leaves = config.call(), config.leaves()
+    if config.phase == FORWARD:
         return lambda: run(call)
 
     def both() -> Tensor:

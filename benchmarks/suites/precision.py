@@ -29,10 +29,10 @@ def _entrant(name: str, layer: nn.Module, call: Callable[[Tensor], Tensor], x: T
 def _comparison(ours: nn.Module, module: nn.Module, apply: Callable[[Tensor], Tensor], x: Tensor, size: str
                 ) -> Comparison:
     """Ours under autocast against ours in float32, and torch's in both."""
-    given: list[Any] = [("ours", ours, ours, True), ("ours float32", ours, ours, False),
-                        ("torch bfloat16", module, apply, True), ("torch float32", module, apply, False)]
+    entrants: list[Any] = [("ours", ours, ours, True), ("ours float32", ours, ours, False),
+                           ("torch bfloat16", module, apply, True), ("torch float32", module, apply, False)]
     own, *peers = [_entrant(name, layer, call, x.detach().clone().requires_grad_(), low)
-                   for name, layer, call, low in given]
+                   for name, layer, call, low in entrants]
     return Comparison(ours=own, peers=tuple(peers), size=size, tolerance=TOLERANCE)
 
 

@@ -270,8 +270,8 @@ class _Parser(nn.Module):
 
     def _spelt(self, letters: Tensor) -> Tensor:
         exist = (letters != 0).unsqueeze(-1)
-        made = self.letters((self.characters(letters) * exist).flatten(0, 1).mT).mT.unflatten(0, letters.shape[:2])
-        return (F.relu(made) * exist).amax(-2)
+        y = self.letters((self.characters(letters) * exist).flatten(0, 1).mT).mT.unflatten(0, letters.shape[:2])
+        return (F.relu(y) * exist).amax(-2)
 
 
 def _parameter(own: Tensor) -> nn.Parameter:
@@ -284,10 +284,10 @@ def _unbiased(own: Recurrent, kind: type[nn.GRU] | type[nn.LSTM]) -> nn.GRU | nn
     layer = kind(first.input_size - 1, first.hidden_size, len(own.layers), batch_first=True, bidirectional=True)
     for number, part in enumerate(own.layers):
         for end in ("", "_reverse"):
-            weight, place = getattr(part, f"weight_ih_l0{end}"), f"l{number}{end}"
-            copied(getattr(layer, f"weight_ih_{place}"), weight[:, :-1], zeroed=getattr(layer, f"bias_hh_{place}"))
-            copied(getattr(layer, f"bias_ih_{place}"), weight[:, -1])
-            copied(getattr(layer, f"weight_hh_{place}"), getattr(part, f"weight_hh_l0{end}"))
+            weight, suffix = getattr(part, f"weight_ih_l0{end}"), f"l{number}{end}"
+            copied(getattr(layer, f"weight_ih_{suffix}"), weight[:, :-1], zeroed=getattr(layer, f"bias_hh_{suffix}"))
+            copied(getattr(layer, f"bias_ih_{suffix}"), weight[:, -1])
+            copied(getattr(layer, f"weight_hh_{suffix}"), getattr(part, f"weight_hh_l0{end}"))
     return layer
 
 
@@ -320,8 +320,8 @@ def _parsing(size: Size, relations: int = 40) -> Comparison:
     labels = torch.randint(1, relations, words.shape, generator=generator) * exist
     ours = Parser(8000, 18, relations, characters=80, hidden=200, layers=2, arc=300, label=100)
     peer = _Parser(ours)
-    given = words, tags * exist, heads, labels, letters
-    entrants = [_by_loss(name, model, model.words, partial(model.loss, *given))
+    inputs = words, tags * exist, heads, labels, letters
+    entrants = [_by_loss(name, model, model.words, partial(model.loss, *inputs))
                 for name, model in (("ours", ours), ("plain torch", peer))]
     return Comparison(ours=entrants[0], peers=(entrants[1],),
                       size=f"B={batch}, {length - 2} to {length} words, {relations} relations, LSTMs of 2 x 200")
