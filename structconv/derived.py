@@ -50,10 +50,10 @@ def derived(owner: Any, key: Hashable, build: Callable[[], T], *, numbers: bool 
         owner: a tensor, a tuple of tensors, or a value that holds some (a structure, a basis). A value is known by
             the identity of its tensors and by all else that it holds, so that equal values over the same tensors share
             what is derived; one without tensors by its own identity.
-        build: what it computes must not hold the owner's first tensor, else neither would ever be freed. It runs
-            without gradients and outside of every mode of the caller: inference, transforms, fake tensors, autocast.
-        numbers: whether only the numbers of what is derived count, which are the same if a gradient is wanted of the
-            owner: for what a kernel reads, never for what is part of an expression.
+        build: its result must not hold the owner's first tensor, or neither would ever be freed. It runs without
+            gradients and outside of every mode of the caller: inference, transforms, fake tensors, autocast.
+        numbers: True if the result serves also when the owner requires a gradient: for numbers that a kernel reads,
+            never for a part of an expression.
 
     Nothing is remembered while a compiler traces, nor when a tensor of the owner requires a gradient, is a stand-in or
     an inference tensor; `build` then runs again in each call. O(1) when remembered.
@@ -108,15 +108,15 @@ def latest(owner: Any, name: str, key: Hashable, build: Callable[[], T]) -> T:
 
 
 def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
-    """`derived` for results that no mode of the caller changes, and that hold no tensor of the owner, a plain tensor
-    without a gradient such as a list of edges: without its care."""
+    """A faster `derived` without its checks: the owner is a plain tensor without a gradient, such as a list of edges;
+    no mode of the caller changes the result, which does not hold the owner."""
     entry, version = _ENTRIES.get(id(owner)), None if owner.is_inference() else owner._version
     if entry is None or entry.version != version or entry.ref() is not owner:
         value = build()
         if version is None:
             return value
         entry = _ENTRIES[id(owner)] = _Entry(owner, version)
-    elif (known := entry.values.get(key)) is not None and not known[0]:  # what is derived of several tensors is another
+    elif (known := entry.values.get(key)) is not None and not known[0]:  # otherwise it is derived of several tensors
         return cast(T, known[1])
     else:
         value = build()
@@ -125,7 +125,7 @@ def cached(owner: Tensor, key: Hashable, build: Callable[[], T]) -> T:
 
 
 class Owner:
-    """Stands for whoever makes many calls of the same sizes, a plan say: what is `derived` of it goes with it."""
+    """An object whose `derived` values are freed with it: for what makes many calls of equal sizes, such as a plan."""
 
 
 class Reused:
@@ -260,7 +260,8 @@ def _rest(value: Any) -> Hashable:
         return None
     if isinstance(value, tuple | list):
         return tuple(map(_rest, value))
-    return (type(value), *map(_rest, _fields(value))) if _fields(value) else value
+    fields = _fields(value)
+    return (type(value), *map(_rest, fields)) if fields else value
 
 
 def _same(marks: tuple[Any, ...], others: tuple[Tensor, ...], numbers: bool) -> bool:

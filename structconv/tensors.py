@@ -186,8 +186,8 @@ def unflatten(b: Tensor, shape: Sequence[int], groups: Groups, *, bijections: Ma
         _check_permutation("unflatten", beta, group, sizes)
         b = b.index_select(len(batch) + group, beta.long())
     order = [*batch, *axes]
-    place = [order.index(axis) for axis in range(len(shape))]
-    return b.reshape([shape[axis] for axis in order]).permute(place)
+    inverse = [order.index(axis) for axis in range(len(shape))]
+    return b.reshape([shape[axis] for axis in order]).permute(inverse)
 
 
 # -- products, eqs. 4 and 5 ---------------------------------------------------------------------------------------

@@ -38,11 +38,11 @@ NAMES: dict[str, tuple[Any, Any]] = {}
 def _resolved(path: str, fallback: Any = None) -> Any:
     """Return torch's object under this path, or the fallback."""
     try:
-        found = reduce(getattr, path.split(".")[1:], torch)
+        value = reduce(getattr, path.split(".")[1:], torch)
     except AttributeError:
-        found = fallback
-    NAMES[path] = found, fallback
-    return found
+        value = fallback
+    NAMES[path] = value, fallback
+    return value
 
 
 def _always(*_: Any) -> bool:

@@ -23,8 +23,6 @@ def written(module: object, others: Mapping[str, Any] | None = None) -> str:
     result, attrs, by_name = [], {**vars(module), **getattr(module, "_modules", {}), **(others or {})}, False
     for name, parameter in inspect.signature(type(module)).parameters.items():
         value = next((attrs[own] for own in (name, f"{name}_by", f"_{name}") if own in attrs), _ABSENT)
-        if others is not None and name in others:
-            value = others[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "structure":
             continue
         if value is _ABSENT or _same(value, parameter.default):

@@ -175,7 +175,7 @@ def is_batchable(value: Any) -> bool:
 def _batch_own(kind: Any, parts: list[Any]) -> Any:
     """Join structures of the user's class: by its method `batched`, else as a `StructureBatch`."""
     if not hasattr(kind, "batched"):
-        if any(num_samples_of(part) != 1 or getattr(part, "samples", None) is not None for part in parts):
+        if any(getattr(part, "samples", None) is not None for part in parts):
             raise StructureError("batch", f"{kind.__name__} must have a classmethod batched(structures), for its "
                                  "structures are batches", "none")
         return StructureBatch(tuple(parts))
@@ -225,8 +225,8 @@ def membership(parts: Sequence[Structure | int], device: torch.device | str | No
         >>> membership([Grid(2), Grid(3)])
         tensor([0, 0, 1, 1, 1])
     """
-    sizes = torch.tensor(_output_sizes(parts), dtype=torch.int64, device=device)
-    return numbered_by_count(sizes, sum(_output_sizes(parts)))
+    sizes = _output_sizes(parts)
+    return numbered_by_count(torch.tensor(sizes, dtype=torch.int64, device=device), sum(sizes))
 
 
 def parts_of(structure: Structure) -> tuple[Any, ...]:

@@ -46,27 +46,28 @@ def nearest_neighbors(points: Tensor, neighbors: int) -> Graph:
 
 
 class Coarsened(NamedTuple):
-    """A graph whose nodes are clusters of another one's, weighted, without loops. `clusters` leads from the M nodes of
-    the other graph to these, with an edge for each node, in order, as a pool of groups wants it."""
+    """A weighted graph without loops, whose nodes are clusters of the nodes of another graph. `clusters` has an edge
+    from each of the M nodes of that graph, in order, to its cluster, as a pool of groups takes it."""
 
     clusters: Graph
     graph: Graph
 
 
 def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
-    """Nodes paired `levels` times, so that a cluster has 2^levels nodes at most.
+    """Pair the nodes `levels` times, so that a cluster has at most 2^levels nodes.
 
-    At each level the nodes are visited in order of their degrees, the least first; one without a partner takes that of
-    its neighbors without one whose cut W_mn (1 / d_m + 1 / d_n) is greatest, d being the degrees, or stays alone. The
-    weight between two clusters is the sum of those between their nodes (Dhillon et al. 2007, Graclus; Defferrard et
-    al. 2016, section 2.3, whose first order is random). Of equals the one with the lower number comes first, so that
-    the same graph gives the same clusters. Weights within a cluster count for its degree at the next level.
+    Each level visits the nodes by ascending degree d. A node without a partner takes the neighbor without a partner
+    with the greatest cut W_mn (1 / d_m + 1 / d_n), or stays single. The weight between two clusters is the sum of the
+    weights between their nodes (Dhillon et al. 2007, Graclus; Defferrard et al. 2016, section 2.3, whose first order
+    is random). Ties go to the lower number, so that equal graphs give equal clusters. Weights within a cluster count
+    for its degree at the next level.
 
     Args:
-        graph: symmetric; ones where it has no weights. 0 levels are each node by itself.
+        graph: symmetric; weights are 1 if it has none.
+        levels: 0 gives each node a cluster of its own.
 
     Raises:
-        StructureError: inputs are not the outputs, batched weights, a weight that is not positive.
+        StructureError: inputs are not the outputs, weights are batched, or a weight is not positive.
     """
     if not graph.is_square:
         raise StructureError("coarsened", "the graph must have as many inputs as outputs", repr(graph))
@@ -80,15 +81,14 @@ def coarsened(graph: Graph, levels: int = 1) -> Coarsened:
         paired = _paired(index, weight, int(cluster.max()) + 1 if len(cluster) else 0)
         cluster, (index, weight) = paired[cluster], _merged(paired[index], weight)
     count = int(cluster.max()) + 1 if len(cluster) else 0
-    apart = index[0] != index[1]
-    return Coarsened(rows_to_groups(cluster, count),
-                     Graph(index[:, apart], num_nodes=count, edge_weight=weight[apart]))
+    keep = index[0] != index[1]
+    return Coarsened(rows_to_groups(cluster, count), Graph(index[:, keep], num_nodes=count, edge_weight=weight[keep]))
 
 
 def _merged(index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each pair once, with the sum of its weights."""
-    pairs, place = torch.unique(index, dim=1, return_inverse=True)
-    return pairs, weight.new_zeros(pairs.shape[1]).index_add(0, place, weight)
+    """Return each pair once, with the sum of its weights."""
+    pairs, position = torch.unique(index, dim=1, return_inverse=True)
+    return pairs, weight.new_zeros(pairs.shape[1]).index_add(0, position, weight)
 
 
 def _paired(index: Tensor, weight: Tensor, nodes: int) -> Tensor:

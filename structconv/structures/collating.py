@@ -19,15 +19,15 @@ _SIZES = ("num_inputs", "num_outputs", "num_edges", "num_entities", "num_triples
 
 
 def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shared: Collection[str | int] = ()) -> Any:
-    """Samples as one: `DataLoader(dataset, batch_size, collate_fn=structconv.collate)`.
+    """Join samples into one: `DataLoader(dataset, batch_size, collate_fn=structconv.collate)`.
 
     A sample is a tensor, a structure, or a tuple, a list or a mapping of such. Structures become one `batch`, a single
     one too; tensors that have a row for each entry or edge of the sample's structure, x (..., M, P) or numbers (M,),
     are concatenated along these rows. All else is stacked as `torch.utils.data.default_collate` does.
 
-    Where one structure serves the whole dataset, name it in `shared`: it comes back itself, and x is stacked to
-    (B, M, P). Nothing is shared without that, so that the ranks of what comes back depend neither on how many samples
-    a batch has nor on whether two of them are one.
+    If one structure serves the whole dataset, name it in `shared`: the result has it unchanged, and x is stacked to
+    (B, M, P). Nothing else is shared, so that the ranks of the result depend neither on the number of samples nor on
+    whether two samples are the same object.
 
     Args:
         samples: of one kind.
@@ -52,17 +52,18 @@ def collate(samples: Sequence[Any], *, stacked: Collection[str | int] = (), shar
     """
     if not samples:
         raise StructureError("collate", "samples must be one or more", "none")
-    items, once = list(samples), frozenset(shared)
+    items = list(samples)
     known = _names(items[0])
     for option, names in (("stacked", stacked), ("shared", shared)):
         if unknown := [name for name in names if name not in known]:
             raise ConfigError("collate", f"{option} must have keys or positions of a sample, "
                               f"{', '.join(map(repr, known)) or 'which has none'}", ", ".join(map(repr, unknown)))
-    return _collated(items, _counts(items, once), frozenset(stacked), once)
+    names_of_shared = frozenset(shared)
+    return _collated(items, _counts(items, names_of_shared), frozenset(stacked), names_of_shared)
 
 
 def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset[Any], shared: frozenset[Any]) -> Any:
-    """The items that stand at one place of the samples as one."""
+    """Join the items at one place of the samples."""
     first = items[0]
     if any(_is_batched(item) != _is_batched(first) for item in items):
         raise StructureError("collate", "samples must be of one kind", ", ".join(
@@ -75,7 +76,7 @@ def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset
 
     def of(place: Any, column: list[Any]) -> Any:
         if place in shared:
-            return _the_one(place, column)
+            return _check_shared(place, column)
         return _collated(column, [{} for _ in column] if place in stacked else counts, stacked, shared)
 
     if isinstance(first, Mapping):
@@ -97,8 +98,8 @@ def _is_batched(item: Any) -> bool:
     return is_batchable(item) and not isinstance(item, Samples)
 
 
-def _the_one(place: Any, items: list[Any]) -> Any:
-    """The structure that all samples share."""
+def _check_shared(place: Any, items: list[Any]) -> Any:
+    """Return the structure that all samples share; raise `StructureError` if they differ."""
     if not all(isinstance(item, FrozenValue) and _same(item, items[0]) for item in items):
         raise StructureError("collate", f"shared structures must be the same in all samples, at {place!r}",
                              ", ".join(map(repr, items)), "Leave it out of shared=: they become a batch.")

@@ -50,10 +50,10 @@ class Exchange:
             StructureError: some edges have the attribute `attr`, and others not; or attributes are not numbers.
         """
         side = dict(graph.nodes(data="bipartite"))
-        apart = (graph.is_directed() and len(side) > 0 and {0, 1}.issuperset(side.values())
-                 and all(side[a] == 0 and side[b] == 1 for a, b in graph.edges()))
+        bipartite = (graph.is_directed() and len(side) > 0 and {0, 1}.issuperset(side.values())
+                     and all(side[a] == 0 and side[b] == 1 for a, b in graph.edges()))
         number = {node: i for i, node in enumerate(graph.nodes)}
-        if apart:
+        if bipartite:
             number = {node: i for part in (0, 1)
                       for i, node in enumerate(node for node in graph.nodes if side[node] == part)}
         edges = [(number[a], number[b], data) for a, b, data in graph.edges(data=True)]
@@ -70,8 +70,8 @@ class Exchange:
                 raise StructureError("Graph.from_networkx", f"every edge, or none, must have the attribute {attr!r}",
                                      f"{sum(row is None for row in rows)} without")
             edge_attr = _rows_of(attr, rows)
-        outputs = sum(side.values()) if apart else len(number)
-        return cls(index, num_inputs=len(number) - outputs if apart else outputs, num_outputs=outputs,
+        outputs = sum(side.values()) if bipartite else len(number)
+        return cls(index, num_inputs=len(number) - outputs if bipartite else outputs, num_outputs=outputs,
                    edge_weight=edge_weight, edge_attr=edge_attr)
 
     def to_networkx(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
@@ -251,8 +251,8 @@ class Exchange:
             raise StructureError("Graph.from_data", "data must have an edge_index", type(data).__name__)
         starts, nodes = getattr(data, "ptr", None), getattr(data, "num_nodes", None)
         weight, attr = floating(getattr(data, "edge_weight", None)), getattr(data, "edge_attr", None)
-        if starts is not None and (found := MAKERS["batch"](cls, index, starts, nodes, weight, attr)) is not None:
-            return cast("Self", found)
+        if starts is not None and (graph := MAKERS["batch"](cls, index, starts, nodes, weight, attr)) is not None:
+            return cast("Self", graph)
         samples = samples_of(data)
         return cls(index, num_nodes=samples.num_inputs if nodes is None and samples is not None else nodes,
                    edge_weight=weight, edge_attr=attr, samples=samples)
@@ -283,11 +283,11 @@ class Exchange:
 
     @classmethod
     def from_hetero_data(cls, data: Any) -> dict[str, Self]:
-        """From a `torch_geometric.data.HeteroData`: a graph for each type of edges, "paper__cites__paper" say.
+        """From a `torch_geometric.data.HeteroData`: a graph for each type of edges, for example "paper__cites__paper".
 
-        A graph has the M nodes of its first type as inputs and the N of its last as outputs, also where both are the
-        same. Tensors are shared. Give a layer those that its expression names:
-        `layer(x, structure={name: found[name]})`.
+        The inputs of a graph are the M nodes of its first type, the outputs the N nodes of its last type, also if both
+        types are the same. Tensors are shared. Pass a layer the graphs that its expression names:
+        `layer(x, structure={name: graphs[name]})`.
         """
         result: dict[str, Self] = {}
         for kind in data.edge_types:
@@ -361,7 +361,7 @@ class Exchange:
         return cls(index, num_inputs=inputs, num_outputs=outputs, edge_weight=floating(weight))
 
     def _weights(self, dtype: torch.dtype | None) -> Tensor:
-        """One weight an edge; `StructureError` where samples of a batch have their own."""
+        """Return one weight for each edge; raise `StructureError` if each sample of a batch has its own weights."""
         if self.edge_weight is not None and self.edge_weight.dim() > 1:
             raise StructureError("Graph", "edge_weight must be one number an edge for another library",
                                  tuple(self.edge_weight.shape), "dataclasses.replace(graph, edge_weight=weight[i]).")
@@ -376,13 +376,13 @@ def require(module: str, owner: str, extra: str = "graph") -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        wanted = f"'structconv[{extra}]'" if extra else package
+        requirement = f"'structconv[{extra}]'" if extra else package
         raise ConfigError(owner, f"{package} must be installed", str(error),
-                          f"Install it with: pip install {wanted}.") from error
+                          f"Install it with: pip install {requirement}.") from error
 
 
 def samples_of(data: Any) -> Any:
-    """The samples of a batch of graphs, `None` of one graph."""
+    """Return the `Samples` of a batch of graphs; `None` for a single graph."""
     starts, owner = getattr(data, "ptr", None), getattr(data, "batch", None)
     if starts is not None:
         return MAKERS["starts"](starts.cpu())
@@ -395,8 +395,8 @@ def samples_of(data: Any) -> Any:
 
 
 def floating(weight: Tensor | None) -> Tensor | None:
-    """The weights in a floating dtype: their own, or the default one of integers and booleans. Complex ones stay, which
-    `Graph` refuses."""
+    """Return the weights in a floating dtype: integers and booleans in the default one. Complex weights are returned
+    unchanged, and `Graph` refuses them."""
     real = weight is None or weight.is_floating_point() or weight.is_complex()
     return weight if weight is None or real else weight.to(torch.get_default_dtype())
 
@@ -435,7 +435,7 @@ def _rows_of(name: str, rows: list[Any]) -> Tensor:
 
 
 def _numbers(t: Tensor) -> Any:
-    """The numbers as NumPy has them; bfloat16, which it has not, as float32."""
+    """Return a NumPy array; bfloat16, which NumPy lacks, as float32."""
     t = t.detach().cpu()
     return (t.float() if t.dtype == torch.bfloat16 else t).numpy()
 

@@ -63,11 +63,11 @@ class Graph(Exchange, Structure):
     samples: Any
 
     def _static(self) -> Hashable:
-        index, looped = listed_edges(self)
+        index, loops = listed_edges(self)
         inputs, outputs, weight, attr, samples = (self.num_inputs, self.num_outputs, self.edge_weight, self.edge_attr,
                                                   self.samples)
         rows = size_class(inputs)
-        listed = ((index.dtype, index.device, size_class(index.shape[1] + inputs if looped else index.shape[1]))
+        listed = ((index.dtype, index.device, size_class(index.shape[1] + inputs if loops else index.shape[1]))
                   if isinstance(index, Tensor) else (key_of(index),))
         return (type(self), rows, rows if inputs == outputs else size_class(outputs), *listed,
                 key_of(weight) if isinstance(weight, Tensor) else weight,
@@ -129,8 +129,8 @@ class Graph(Exchange, Structure):
     @property
     def num_edges(self) -> int:
         """E, duplicates included."""
-        index, looped = listed_edges(self)
-        return index.shape[1] + self.num_inputs if looped else index.shape[1]
+        index, loops = listed_edges(self)
+        return index.shape[1] + self.num_inputs if loops else index.shape[1]
 
     @property
     def num_nodes(self) -> int:
@@ -192,7 +192,7 @@ class Graph(Exchange, Structure):
         outputs. O(E + N).
         """
         if isinstance(attr, str):
-            check_choice("with_self_loops", "attr", attr, _OF_LOOPS)
+            check_choice("with_self_loops", "attr", attr, _LOOP_REDUCTIONS)
         attr = 0.0 if self.edge_attr is None else attr
         if self.num_inputs != self.num_outputs:
             self._check_square("with_self_loops", "Only a graph of M = N entries has self-loops. "
@@ -264,7 +264,7 @@ class Graph(Exchange, Structure):
 
 
 def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
-    """The edges of a graph that are listed, and whether a loop at each entry comes after them."""
+    """Return the edges that a graph lists, and True if a loop at each entry comes after them."""
     attrs: dict[str, Any] = graph.__dict__
     base = attrs.get("_base")
     return (graph.edge_index, False) if base is None else (base, True)
@@ -272,8 +272,8 @@ def listed_edges(graph: Graph) -> tuple[Tensor, bool]:
 
 def tensor_ids(graph: Graph) -> tuple[int, ...]:
     """Return the identities of a graph's tensors; edges with self-loops differ from edges without."""
-    index, looped = listed_edges(graph)
-    ids: tuple[int, ...] = (-id(index) if looped else id(index),)
+    index, loops = listed_edges(graph)
+    ids: tuple[int, ...] = (-id(index) if loops else id(index),)
     if graph.edge_weight is not None:
         ids += (id(graph.edge_weight),)
     if graph.edge_attr is not None:
@@ -336,8 +336,8 @@ def _check_no_data(owner: str, expected: str, name: str, value: Any) -> None:
 
 
 def distinct(graph: Graph) -> Graph | None:
-    """The graph with each pair once, without weights; itself where none repeats. `None` while compiling, where the
-    number of distinct pairs is not known. O(E log E) once, then remembered."""
+    """Return the graph with each pair once, without weights; the graph itself if no pair repeats. `None` while
+    compiling, when the number of distinct pairs is unknown. O(E log E) once, then remembered."""
     if torch.compiler.is_compiling():
         return None
     key = ("each pair once", graph.num_inputs, graph.num_outputs)
@@ -384,11 +384,12 @@ def _infer_sizes(edge_index: Tensor, inputs: int | None, outputs: int | None) ->
 
 def check_samples(owner: str, item: str, held: Tensor, ends: tuple[Tensor, Tensor], sizes: tuple[int, int],
                   samples: Any) -> None:
-    """Raise `StructureError` where the samples are of other entries, or an edge joins two of them.
+    """Raise `StructureError` if the samples are of other numbers of entries, or an edge joins two samples.
 
     Args:
-        item: what goes from one entry to the other, "edges" or "triples".
-        held: the tensor that says it, and of whose `ends` (E,), inputs and outputs, the answer is remembered.
+        item: "edges" or "triples", for the error.
+        held: the tensor of edges; the result is remembered for it.
+        ends: the inputs and outputs of the edges, (E,) each.
         sizes: M and N.
     """
     own = getattr(samples, "num_inputs", None), getattr(samples, "num_outputs", None)
@@ -435,9 +436,9 @@ def _selected(attr: Tensor, keep: Tensor) -> Tensor:
     return attr[(slice(None),) * edge_axis(attr) + (keep,)]
 
 
-#: torch's names of reductions of an entry's edge attributes to those of its loop; and the names of all.
+#: Reductions of the attributes of the edges into an entry to those of its loop, and torch's names of some.
 _REDUCTIONS = {"min": "amin", "max": "amax", "mul": "prod"}
-_OF_LOOPS = ("mean", "add", *_REDUCTIONS)
+_LOOP_REDUCTIONS = ("mean", "add", *_REDUCTIONS)
 
 
 def attributes_of_loops(edge_attr: Tensor, index: Tensor, nodes: int, attr: float | str) -> Tensor:
@@ -446,14 +447,14 @@ def attributes_of_loops(edge_attr: Tensor, index: Tensor, nodes: int, attr: floa
     shape = (*edge_attr.shape[:axis], nodes, *edge_attr.shape[axis + 1:])
     if not isinstance(attr, str):
         return edge_attr.new_full((), attr).expand(shape)
-    check_choice("with_self_loops", "attr", attr, _OF_LOOPS)
+    check_choice("with_self_loops", "attr", attr, _LOOP_REDUCTIONS)
     if attr == "mean" and not (edge_attr.is_floating_point() or edge_attr.is_complex()):
         edge_attr = edge_attr.to(torch.get_default_dtype())
     along, target = (*[1] * axis, -1, *[1] * (edge_attr.dim() - axis - 1)), index[1].long()
     if attr in _REDUCTIONS:
-        places, first = target.view(along).expand(edge_attr.shape), int(attr == "mul")
-        return edge_attr.new_full(shape, first).scatter_reduce(axis, places, edge_attr, _REDUCTIONS[attr],
-                                                               include_self=False)
+        index_of_edges, initial = target.view(along).expand(edge_attr.shape), int(attr == "mul")
+        return edge_attr.new_full(shape, initial).scatter_reduce(axis, index_of_edges, edge_attr, _REDUCTIONS[attr],
+                                                                 include_self=False)
     loops = edge_attr.new_zeros(shape).index_add(axis, target, edge_attr)
     if attr == "add":
         return loops
@@ -467,8 +468,11 @@ def attributes_of_loops(edge_attr: Tensor, index: Tensor, nodes: int, attr: floa
 
 
 def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
-    """`graph.with_self_loops(attr=attr)` inside of a layer, if changes of the edges are counted. They are listed when
-    somebody reads them, for kernels do without. They follow the graph's own, so no user is given such a graph."""
+    """Return `graph.with_self_loops(attr=attr)` for use inside of a layer.
+
+    Without weights and attributes the loops are listed only when `edge_index` is read: kernels add them themselves.
+    Later changes of the graph's edges show in this graph too, so users get `with_self_loops`.
+    """
     own = graph.__dict__
     graph_with_loops: Graph | None = own.get("_looped")
     if graph_with_loops is not None:
@@ -484,7 +488,7 @@ def looped(graph: Graph, attr: float | str = 0.0) -> Graph:
 
 
 def with_attributes(graph: Graph, attr: Tensor | None) -> Graph:
-    """The graph without weights and with other attributes, inside of a layer: nothing is checked."""
+    """Return the graph without weights and with other attributes, unchecked: for use inside of a layer."""
     new: Graph = object.__new__(Graph)
     new.__dict__.update({name: getattr(graph, name) for name in Graph.__dataclass_fields__}, edge_weight=None,
                         edge_attr=attr)

@@ -51,8 +51,8 @@ class NamedStructures(NamedTuple):
         return any(map(_is_batch, self.by_name.values()))
 
     def named(self, owner: str, name: str | None, reads: bool) -> Any:
-        """The structure of this name. Without one it is the only one there is; else what reads none gets the samples of
-        its entries."""
+        """Return the structure of this name. Without a name: the only structure, or the samples of the entries if the
+        caller does not read a structure."""
         if name is not None:
             return self.by_name[name]
         if len(self.by_name) == 1:
@@ -63,24 +63,24 @@ class NamedStructures(NamedTuple):
                                  "expression.on(NAME).")
         return self.samples
 
-    def leading(self, name: str | None, led: Any) -> Self:
-        """Return the structures after a part that maps from the structure `name` to `led`."""
+    def leading(self, name: str | None, output: Any) -> Self:
+        """Return the structures after a part that maps from the structure `name` to `output`."""
         name = next(iter(self.by_name)) if name is None and len(self.by_name) == 1 else name
-        by_name = self.by_name if name is None else {**self.by_name, name: led}
-        samples = getattr(led, "samples", None)
+        by_name = self.by_name if name is None else {**self.by_name, name: output}
+        samples = getattr(output, "samples", None)
         return self._replace(by_name=by_name, samples=self.samples if samples is None else samples)
 
     def merged(self, others: Iterable[Self]) -> Self:
-        """These, each as the first of the others has it that has another."""
+        """Return the structures with the changes that `others` have made; of two changes of a structure the first."""
         by_name, samples = dict(self.by_name), self.samples
         for other in reversed(list(others)):
-            by_name.update({name: led for name, led in other.by_name.items() if led is not self.by_name[name]})
+            by_name.update({name: new for name, new in other.by_name.items() if new is not self.by_name[name]})
             samples = samples if other.samples is self.samples else other.samples
         same = samples is self.samples and all(by_name[name] is own for name, own in self.by_name.items())
         return self if same else type(self)(by_name, samples)
 
     def at(self, named_samples: list[Place]) -> Self:
-        """The structures at a node whose samples are `named_samples`: an error where they are batches and none
+        """Return the structures at a node whose samples are `named_samples`; an error if some are batches and nothing
         determines the samples."""
         if not self.batched:
             return self
@@ -97,9 +97,9 @@ class NamedStructures(NamedTuple):
         """Return the structures of each sample."""
         assert self.samples is not None
         count = self.samples.num_samples
-        apart = [parts_of(structure) if _is_batch(structure) else (structure,) * count
+        parts = [parts_of(structure) if _is_batch(structure) else (structure,) * count
                  for structure in self.by_name.values()]
-        return [type(self)(dict(zip(self.by_name, own, strict=True))) for own in zip(*apart, strict=True)]
+        return [type(self)(dict(zip(self.by_name, own, strict=True))) for own in zip(*parts, strict=True)]
 
 
 def agreed(named_samples: list[Place]) -> Samples:
@@ -130,7 +130,7 @@ def _differing(first: Place, second: Place, one: Any, other: Any) -> StructureEr
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """The names, for an error."""
+    """Return the names as text for an error."""
     return ", ".join(map(repr, names)) or "none"
 
 
@@ -139,7 +139,7 @@ def _is_batch(structure: Any) -> bool:
 
 
 def _for_each(name: str, structure: Any, count: int) -> Any:
-    """A structure beside batches of so many samples."""
+    """Return the structure for a call with batches of `count` samples."""
     if _is_batch(structure) or isinstance(structure, Support):
         return structure
     if not is_batchable(structure):

@@ -168,7 +168,7 @@ class Samples(Support):
         return f"Samples(B={self.num_samples}, M={self.input_count}{outputs})"
 
 
-class _InPlaces(Support):
+class _ByPosition(Support):
     """A support over the entries of a batch, by their positions in their samples."""
 
     layout: Samples
@@ -183,7 +183,7 @@ class _InPlaces(Support):
 
 
 @structure()
-class Within(_InPlaces):
+class Within(_ByPosition):
     """The pairs whose positions in their samples are in `support`: for masks that depend on positions."""
 
     support: Support
@@ -201,7 +201,7 @@ class Within(_InPlaces):
 
 
 @structure()
-class EachWithin(_InPlaces):
+class EachWithin(_ByPosition):
     """The pairs of each sample that are in that sample's own support, by their positions in the sample."""
 
     supports: tuple[Support | None, ...]
@@ -218,11 +218,10 @@ class EachWithin(_InPlaces):
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         (of_m, of_n), (inputs, outputs) = self.layout.members(m.device), self.layout.positions(m.device)
         result = torch.zeros((), dtype=torch.bool, device=m.device)
-        for number, (support, *sizes) in enumerate(zip(self.supports, *self.layout.sizes(), strict=True)):
+        for number, (support, rows, columns) in enumerate(zip(self.supports, *self.layout.sizes(), strict=True)):
             inside = (of_m[m] == number) & (of_n[n] == number)
-            if support is not None and min(sizes) > 0:
-                own = (place.clamp(max=size - 1) for place, size in zip((inputs[m], outputs[n]), sizes, strict=True))
-                inside = inside & support._contains(*own)
+            if support is not None and min(rows, columns) > 0:
+                inside = inside & support._contains(inputs[m].clamp(max=rows - 1), outputs[n].clamp(max=columns - 1))
             result = result | inside
         return result
 
@@ -319,14 +318,14 @@ def batch_from(kind: type, index: Any, starts: Any, nodes: int | None, edge_weig
 MAKERS.update(samples=Samples, starts=samples_from, batch=batch_from)
 
 
-#: Tensors of a batch cut at the borders of its samples, each once: its gradient is put together once too. A tensor is
-#: held so that its id, which with the axis and the side finds the pieces, is not reused.
+#: The pieces of a batch's tensors, one for each sample: each tensor is split once, so that its gradient is joined once.
+#: The key is the tensor's id, the axis, and True for outputs. The tensor is held so that its id is not reused.
 Pieces = dict[tuple[int, int, bool], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 class Restriction:
-    """The entries of one sample, or of several of equal sizes along a new leading dimension before `lead` others.
-    `pieces` are those of the batch's tensors that were cut so far."""
+    """The entries of one sample, or of several samples of equal sizes, which are stacked along a new leading dimension
+    before `lead` others. `pieces` holds the tensors of the batch that are split already."""
 
     def __init__(self, samples: Samples, numbers: tuple[int, ...], lead: int, pieces: Pieces) -> None:
         self.samples, self.numbers, self._pieces = samples, numbers, pieces
@@ -352,19 +351,20 @@ class Restriction:
         return other
 
     def of_inputs(self, t: Any, axis: int, own: int) -> Any:
-        """The rows of these samples of t, whose `own` last axes are no leading dimensions and `axis` its inputs."""
+        """Return the rows of t that belong to these samples. `axis` is the axis of inputs; the last `own` axes of t are
+        not leading dimensions."""
         return self._select(t, axis, own, self._turned)
 
     def of_outputs(self, t: Any, axis: int, own: int) -> Any:
-        """Cut t along `axis`, the axis of outputs."""
+        """Do the same along the axis of outputs."""
         return self._select(t, axis, own, not self._turned)
 
     def from_first_input(self, t: Any) -> Any:
-        """Numbers of inputs, (..., n) as these samples have them, as places in their own samples."""
+        """Convert numbers of inputs, (..., n), into positions in the samples of these inputs."""
         return t - self.first()[0].to(device=t.device, dtype=t.dtype).unsqueeze(-1)
 
     def first(self) -> tuple[Any, Any]:
-        """The number of the first input, and of the first output: (), or of several (G, 1, ..., 1), to lead."""
+        """Return the number of the first input and of the first output: () of one sample, (G, 1, ..., 1) of several."""
         at: Any = self.numbers[0] if self.lead is None else torch.tensor(self.numbers).view(-1, *(1,) * self.lead)
         starts = self.samples.input_starts[at], self.samples.output_starts[at]
         return starts[::-1] if self._turned else starts

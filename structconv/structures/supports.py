@@ -413,9 +413,9 @@ class EdgeSupport(Support):
 
     def _contains(self, m: Tensor, n: Tensor) -> Tensor:
         keys = derived(self.graph.edge_index, ("pair keys", self.graph.num_outputs), lambda: _pair_keys(self.graph))
-        sought = m.long() * self.graph.num_outputs + n.long()
-        keys = keys.to(sought.device)
-        return keys[torch.searchsorted(keys, sought)] == sought
+        pairs = m.long() * self.graph.num_outputs + n.long()
+        keys = keys.to(pairs.device)
+        return keys[torch.searchsorted(keys, pairs)] == pairs
 
     def edges(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph:
         self.check("EdgeSupport", num_inputs, num_outputs)
