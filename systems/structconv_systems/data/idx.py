@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,6 @@ def read_idx(path: str | Path) -> Tensor:
         >>> read_idx(path)
         tensor([7, 2, 1], dtype=torch.uint8)
     """
-    import numpy as np
-
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES or (
             not 0 < content[3] <= _MOST_AXES):

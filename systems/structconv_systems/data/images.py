@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -141,7 +142,6 @@ def _size(image: Tensor) -> str:
 
 def _pixels(path: Path) -> Tensor:
     """Read an image as (H, W), uint8."""
-    import numpy as np
     from PIL import Image
 
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,8 +137,6 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
         >>> fingerprints(["CCO", "CCN"], size=64).shape
         (2, 64)
     """
-    import numpy as np
-
     chem, generators = (require(f"rdkit.{module}", "fingerprints", "molecules")
                         for module in ("Chem", "Chem.rdFingerprintGenerator"))
     generator = generators.GetMorganGenerator(radius=radius, fpSize=size)
@@ -146,8 +145,6 @@ def fingerprints(smiles: Sequence[str], *, radius: int = 2, size: int = 2048) ->
 
 def descriptors(smiles: Sequence[str]) -> Any:
     """Return RDKit's descriptors, a NumPy array (B, D) of float32, NaN where they are not finite. Needs rdkit."""
-    import numpy as np
-
     chem, known = (require(f"rdkit.{module}", "descriptors", "molecules") for module in ("Chem", "Chem.Descriptors"))
     rows = [list(known.CalcMolDescriptors(chem.MolFromSmiles(text)).values()) for text in smiles]
     with np.errstate(over="ignore"):

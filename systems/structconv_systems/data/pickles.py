@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.sparse import csr_matrix
+
 from structconv.errors import DataError
 
 __all__ = ["read_array_pickle"]
@@ -14,9 +17,6 @@ __all__ = ["read_array_pickle"]
 
 def _admitted() -> dict[tuple[str, str], Callable[..., object]]:
     """Return the globals that a pickle of arrays may name, under all module paths of numpy and scipy."""
-    import numpy as np
-    from scipy.sparse import csr_matrix
-
     reconstruct: Any = np.empty(0).__reduce__()[0]
     scalar: Any = np.float64(0).__reduce__()[0]
     from_buffer: Any = np.zeros(1).__reduce_ex__(5)[0]

@@ -1,21 +1,18 @@
 """The Planetoid citation graphs (Yang, Cohen and Salakhutdinov 2016), read from their raw files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix, vstack
 from torch import Tensor
 
 from structconv.errors import DataError
 from structconv_systems.data.pickles import read_array_pickle
 from structconv_systems.data.text import read_text, sha256_of
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_matrix
 
 __all__ = ["Planetoid", "read_planetoid"]
 
@@ -137,8 +134,6 @@ def _find(folder: Path, name: str, verify: bool) -> dict[str, Path]:
 
 
 def _matrix(path: Path) -> csr_matrix:
-    from scipy.sparse import csr_matrix
-
     raw: Any = read_array_pickle(path)
     if not isinstance(raw, csr_matrix):
         raise DataError(path, "a scipy CSR matrix", type(raw).__name__)
@@ -151,8 +146,6 @@ def _matrix(path: Path) -> csr_matrix:
 
 
 def _one_hot(path: Path) -> Any:
-    import numpy as np
-
     raw = read_array_pickle(path)
     if not isinstance(raw, np.ndarray) or raw.ndim != 2 or raw.dtype.kind not in "iuf":
         raise DataError(path, "a numeric array (nodes, classes)", type(raw).__name__)
@@ -186,9 +179,6 @@ def _check_fit(paths: dict[str, Path], features: tuple[Any, ...], labels: tuple[
 
 def _placed(allx: Any, tx: Any, ally: Any, ty: Any, test: Tensor) -> tuple[csr_matrix, Any]:
     """Return features and labels of all nodes, with the rows of tx and ty where test.index puts them."""
-    import numpy as np
-    from scipy.sparse import csr_matrix, vstack
-
     rows = int(test.max()) + 1 - allx.shape[0]
     place = test.numpy() - allx.shape[0]
     scatter = csr_matrix((np.ones(len(place), "float32"), (place, np.arange(len(place)))), shape=(rows, len(place)))

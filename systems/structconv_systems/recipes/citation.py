@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,8 +93,6 @@ def network(recipe: Cora, data: Planetoid, group: str = "") -> networks.Citation
 
 def row_normalized(data: Planetoid) -> Sparse:
     """The features as a basis from words to papers whose values sum to 1 for each paper that has words."""
-    import numpy as np
-
     matrix = data.features.tocoo()
     sums = np.asarray(data.features.sum(1)).ravel()
     values = torch.from_numpy(matrix.data / sums[matrix.row])

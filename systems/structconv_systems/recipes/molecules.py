@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -144,8 +145,6 @@ class Forest(nn.Module):
 
 
 def _described(smiles: tuple[str, ...]) -> Any:
-    import numpy as np
-
     return np.concatenate([fingerprints(smiles), descriptors(smiles)], 1)
 
 

@@ -142,14 +142,10 @@ def measure(model: TourModel, points: Tensor) -> Tensor:
     return geometry.ways(points, greedy_tours(model, points))
 
 
-#: (model, instances) -> the cost of what the model says at once, (B,).
-Measure = Callable[[Any, Tensor], Tensor]
-
-
 class Baseline(abc.ABC):
     """b(s) of instances s; sum (L - b) grad log p has the expectation of sum L grad log p, and less variance."""
 
-    #: How many samples of each instance a batch has, one behind the other.
+    #: The number of samples of each instance in a batch, one after the other.
     copies = 1
 
     @abc.abstractmethod
@@ -208,8 +204,8 @@ class Rollout(Baseline):
         every, alpha, decay: see above.
     """
 
-    def __init__(self, model: nn.Module, measure: Measure, instances: Callable[[int], Tensor], *, every: int,
-                 alpha: float, decay: float) -> None:
+    def __init__(self, model: nn.Module, measure: Callable[[Any, Tensor], Tensor], instances: Callable[[int], Tensor],
+                 *, every: int, alpha: float, decay: float) -> None:
         self.model, self.measure, self.instances = deepcopy(model).eval().requires_grad_(False), measure, instances
         self.every, self.alpha, self.mean, self.challenges, self.replaced = every, alpha, Exponential(decay), 0, 0
 

@@ -5,11 +5,12 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -135,12 +136,6 @@ class _Training:
                  "lost": self.lost, "broken": self.broken, "seconds": self.elapsed()}
         return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state)
 
-    def finished(self, last: Checkpoint, result: dict[str, float]) -> Checkpoint:
-        """Return the final checkpoint: the chosen weights, and in its state the `last` ones, for more steps."""
-        state = {**last.state, "best": None, "chosen": self.best is not None, "last": last.weights,
-                 "seconds": result["seconds"], "result": result}
-        return Checkpoint(step=self.step, weights=self.task.model.state_dict(), state=state, final=True)
-
     def restore(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         try:
@@ -220,7 +215,7 @@ def fit(make: Callable[[], Task], schedule: Schedule, *, run: Run, job: str, int
     saved = checkpoints.latest(progress.note)
     finished = saved is not None and saved.final
     if saved is not None and finished:
-        if not _goes_on(saved, schedule):
+        if saved.ends(schedule.steps):
             return saved.state["result"]
         saved = _reopened(saved)
     seed_everything(schedule.seed)
@@ -263,24 +258,18 @@ def _go_on(training: _Training, checkpoints: Checkpoints, *, run: Run, job: str,
                        "kept. Start anew with a lower learning_rate or clip.")
 
 
-def _goes_on(finished: Checkpoint, schedule: Schedule) -> bool:
-    """Return True if a finished training should continue; `ConfigError` if its last weights were not stored."""
-    if finished.ends(schedule.steps):
-        return False
-    if "last" not in finished.state:
+def _reopened(finished: Checkpoint) -> Checkpoint:
+    """Return the checkpoint as it was before the weights were chosen; `ConfigError` if its last weights are missing."""
+    state = finished.state
+    if "last" not in state:
         raise ConfigError("resume", "a training that is to go on must have its last weights", "the chosen ones alone",
                           "An earlier version finished it: begin a new run.")
-    return True
-
-
-def _reopened(finished: Checkpoint) -> Checkpoint:
-    """Return the checkpoint as it was before the weights were chosen."""
-    state = finished.state
     best = finished.weights if state["chosen"] else None
     return Checkpoint(step=finished.step, weights=state["last"], state={**state, "best": best, "last": None})
 
 
 def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str, Any]:
+    """Test the chosen weights, and save them with the last ones, from which the training can go on."""
     task, last = training.task, training.checkpoint()
     weights = {name: value.clone() for name, value in last.weights.items()}
     task.model.load_state_dict(task.weights() if training.best is None else training.best)
@@ -291,7 +280,8 @@ def _finish(training: _Training, checkpoints: Checkpoints, run: Run) -> dict[str
     if isinstance(parts, Parts) and parts:  # a user's task may have none, or parts of another kind
         result["split"] = parts.sizes
     run.metrics.flush()
-    checkpoints.save(training.finished(replace(last, weights=weights), result))
+    state = {**last.state, "best": None, "chosen": training.best is not None, "last": weights, "result": result}
+    checkpoints.save(Checkpoint(step=training.step, weights=task.model.state_dict(), state=state, final=True))
     return result
 
 
@@ -313,8 +303,6 @@ def _events(folder: Path, after: int) -> Iterator[Callable[[int, dict[str, float
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's global generators."""
-    import numpy as np
-
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -322,8 +310,6 @@ def seed_everything(seed: int) -> None:
 
 def capture_generators() -> dict[str, Any]:
     """Return the states of Python's, numpy's and torch's global generators, as a tree for `pack`."""
-    import numpy as np
-
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     state = {"python": random.getstate(), "torch": torch.get_rng_state(),
              "numpy": {"keys": torch.from_numpy(np.asarray(keys).astype("int64")), "position": int(position),
@@ -337,8 +323,6 @@ def capture_generators() -> dict[str, Any]:
 
 def restore_generators(state: dict[str, Any]) -> None:
     """Invert `capture_generators`; generators of absent devices stay unchanged."""
-    import numpy as np
-
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     numpy_state = state["numpy"]
