@@ -11,9 +11,9 @@ from pathlib import Path
 
 __all__ = ["Times", "alternate", "clock", "exponent", "halves"]
 
-#: A sample lasts at least this long, in calls of the same work.
+#: The least duration of a sample, of several calls.
 _SAMPLE_SECONDS = 0.004
-#: Shorter measurements say nothing of other processes.
+#: The least duration that shows the load of other processes.
 _LOAD_SECONDS = 0.5
 #: A spread, (q3 - q1) / median, above which rounds are repeated.
 SPREAD = 0.15

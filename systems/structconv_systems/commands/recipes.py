@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "carried_out", "placed", "working"]
 
-#: Words that begin with a dash and are values all the same, for argparse: -1, and -1,0,1.
+#: Values that begin with a dash, for argparse: -1, and -1,0,1.
 _NUMBERS = re.compile(r"-[\d.][\d.,e+-]*$")
 _HELP = {"compare": "learn one task through several bases and report on them", "train": "train a recipe"}
 

@@ -226,7 +226,7 @@ class _Process:
 class _Failed(Stop):
     def __init__(self, name: str, code: int, answer: Mapping[str, Any]) -> None:
         super().__init__(f"{name}: {answer['error']}")
-        self.exit_code = EXIT_INTERRUPTED if code == -signal.SIGTERM else code if code > 0 else 1
+        self.exit_code = EXIT_INTERRUPTED if code == -signal.SIGTERM else max(code, 1)
         self._more = {key: value for key, value in answer.items() if key not in ("error", "exit_code")}
 
     @property

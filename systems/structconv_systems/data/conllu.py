@@ -13,7 +13,7 @@ __all__ = ["Sentence", "read_conllu"]
 
 _COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _HEAD = _COLUMNS.index("HEAD")
-#: Multiword tokens (1-2) and empty nodes (1.1), which are no words of the tree.
+#: Multiword tokens (1-2) and empty nodes (1.1), which are not words of the tree.
 _NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 

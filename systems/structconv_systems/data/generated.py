@@ -11,10 +11,10 @@ from structconv.shapes import check_choice
 
 __all__ = ["MARKS", "NOISE", "QUESTIONS", "Labeled", "entry_channels", "labeled_entries", "temporal_order"]
 
-#: Tokens that say nothing, 0 to 3, and behind them the two that do.
+#: The numbers of tokens without meaning, 0 to 3, and of marks, which follow.
 NOISE, MARKS = 4, 2
 
-#: What an entry whose value is asked for is told by; see `labeled_entries`.
+#: How the entry with the label is given; see `labeled_entries`.
 QUESTIONS = ("place", "content", "relation")
 
 

@@ -13,7 +13,7 @@ from structconv_systems.data.text import read_bytes
 __all__ = ["read_idx"]
 
 _MOST_AXES = 8
-#: The third byte of a file: what its numbers are in NumPy's words; several bytes stand with the highest first.
+#: The type of the numbers in NumPy's names, by the third byte of a file; big-endian.
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 

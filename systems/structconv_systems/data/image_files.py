@@ -4,7 +4,7 @@ from pathlib import Path
 
 __all__ = ["IMAGES", "LABELS", "class_folders", "files_of", "stem_files"]
 
-#: What follows the stem of the two idx files.
+#: The endings of the names of the two idx files.
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 

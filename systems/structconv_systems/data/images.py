@@ -48,11 +48,11 @@ class Images:
 
 
 def side_by_side(images: Images, count: int, seed: int) -> Images:
-    """Pairs of images, the second to the right of the first, (count, H, 2 W), with the label 1 where both show the same
-    class and 0 where not. Images and the label are drawn uniformly; an image may be in several pairs.
+    """Join pairs of images side by side, (count, H, 2 W), with the label 1 if both show the same class, else 0. Images
+    and labels are drawn uniformly; an image may be in several pairs.
 
     Raises:
-        DataError: images of one class alone.
+        DataError: all images show one class.
 
     Example:
 
@@ -80,15 +80,15 @@ def side_by_side(images: Images, count: int, seed: int) -> Images:
 
 
 def read_images(path: str | Path) -> Images:
-    """Images and labels of a stem or of a folder.
+    """Read images and labels of a stem or of a folder.
 
     Args:
         path: STEM of ``STEM-images-idx3-ubyte`` (S, H, W) and ``STEM-labels-idx1-ubyte`` (S,), of bytes, each plain or
-            with ``.gz``; or a folder that has one for each class, in the order of their names, with PNGs of one size in
-            it, whose colors become greys. These are read by Pillow, which comes with matplotlib.
+            with ``.gz``; or a folder with one folder for each class, in the order of their names, which hold PNGs of
+            one size; colors become greys. Pillow, which comes with matplotlib, reads them.
 
     Raises:
-        DataError: files that are missing, are not as above, or do not fit each other.
+        DataError: a file is missing or malformed, or files do not match.
 
     Example:
 

@@ -21,7 +21,7 @@ from structconv_systems.data.text import decoded, is_natural, lines_of, read_byt
 
 __all__ = ["Classes", "Triples", "read_classes", "read_ntriples", "read_triples"]
 
-#: What the parts of a data set are called.
+#: The names of the parts of a data set in files.
 _PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 _ENDINGS = ("", ".txt", ".tsv", ".dat")
 _NUMBERED = {"entity": "entity2id.txt", "relation": "relation2id.txt", "train": "train2id.txt",

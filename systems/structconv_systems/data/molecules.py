@@ -26,10 +26,9 @@ _CHARGES = (-1, 0, 1)
 _ORBITALS = ("SP", "SP2", "SP3")
 _BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 
-#: Numbers of an atom: which of the known elements, numbers of bonds, hydrogens, charges and hybridisations it has, or
-#: another; whether it is aromatic, and in a ring.
+#: Channels of an atom: one-hot element, degree, hydrogens, charge and hybridization; aromatic; in a ring.
 ATOM_CHANNELS = sum(len(known) + 1 for known in (_ELEMENTS, _DEGREES, _HYDROGENS, _CHARGES, _ORBITALS)) + 2
-#: Numbers of a bond: which of the known types it has, or another; whether it is conjugated, and in a ring.
+#: Channels of a bond: one-hot type; conjugated; in a ring.
 BOND_CHANNELS = len(_BONDS) + 1 + 2
 
 

@@ -41,11 +41,11 @@ class Videos:
     @classmethod
     def drawn(cls, images: Tensor, videos: int, *, frames: int, size: int, digits: int = 2, speed: float = 0.1,
               seed: int = 0) -> Self:
-        """Videos of images drawn evenly, which begin anywhere and move straight on in any direction.
+        """Draw videos of images that start anywhere and move straight on in any direction.
 
         Args:
             images: (S, H, W), float32 in [0, 1]. videos: F. frames: T. size: of a frame. digits: D.
-            speed: of an image in a frame, as a share of the room that it has. seed: of all draws.
+            speed: of an image in a frame, as a share of its free space. seed: of all draws.
 
         Raises:
             ConfigError: the images are not smaller than a frame.
@@ -65,7 +65,7 @@ class Videos:
         return len(self.chosen)
 
     def at(self, videos: Tensor) -> Tensor:
-        """The frames of some videos, (B, T, size, size): where images overlap, the brighter pixel. O(B D T size^2)."""
+        """Return the frames of some videos, (B, T, size, size); the brighter pixel wins. O(B D T size^2)."""
         padded = F.pad(self.images[self.chosen[videos]], (1, 1, 1, 1))
         rows, columns = ((torch.arange(self.size) - place.unsqueeze(-1) + 1).clamp(0, side + 1) for place, side in
                          zip(self.positions[videos].unbind(-1), self.images.shape[1:], strict=True))

@@ -19,7 +19,7 @@ from structconv.shapes import check_positive
 
 __all__ = ["SYSTEMS", "Balls", "Charges", "Gravity", "Oscillators", "Simulations", "Springs", "String", "System"]
 
-#: Simulations in a block, and what their number is padded to, so that each is computed by the same vector instructions.
+#: Simulations in a block, and the multiple it is padded to, so that the same vector instructions compute each.
 _BLOCK, _LANES = 512, 32
 Report = Callable[[int, int], None]
 

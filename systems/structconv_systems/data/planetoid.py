@@ -87,15 +87,15 @@ class Planetoid:
 def read_planetoid(folder: str | Path, name: str = "cora", *, verify: bool = True) -> Planetoid:
     """Read the eight files ``ind.<name>.*`` of a Planetoid data set and its public split.
 
-    The split is the published one: the rows of ``x`` train, the 500 nodes after them validate, those listed in
-    ``test.index`` test. Rows of ``tx`` are put in the places that ``test.index`` gives them; numbers missing from
-    its range (CiteSeer has some) become nodes without features in no split. Pickles are read by
-    `structconv_systems.data.pickles.read_array_pickle`, which runs nothing. No network.
+    The rows of ``x`` train, the 500 nodes after them validate, those listed in ``test.index`` test. Rows of ``tx`` are
+    put in the places that ``test.index`` gives them; numbers missing from its range (CiteSeer has some) become nodes
+    without features in no split. Pickles are read by `structconv_systems.data.pickles.read_array_pickle`, which runs
+    nothing. No network.
 
     Args:
-        folder: where the files lie, as published at github.com/kimiyoung/planetoid, folder ``data``.
+        folder: the folder ``data`` of github.com/kimiyoung/planetoid, or a copy.
         name: ``"cora"``, or another data set in the same format.
-        verify: hold each file against its published SHA-256 (known for Cora).
+        verify: compare each file with its published SHA-256 (known for Cora).
 
     Raises:
         DataError: a file is missing, has another hash, names a forbidden type, or does not fit the others.

@@ -34,10 +34,10 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_numbers(path: str | Path, line: int, cells: list[str], names: tuple[str, ...]) -> list[float]:
-    """The numbers of a line, one a sensor; NaN where the cell is empty or holds NaN or NA.
+    """Return the numbers of a line, one for each sensor; NaN if the cell is empty or holds NaN or NA.
 
     Raises:
-        DataError: there are more or fewer cells than names, or one holds anything else.
+        DataError: the numbers of cells and names differ, or a cell holds anything else.
     """
     if len(cells) != len(names):
         raise DataError(path, f"{len(names)} cells, one a sensor", len(cells), line=line)
@@ -53,7 +53,7 @@ def read_numbers(path: str | Path, line: int, cells: list[str], names: tuple[str
 
 
 def finite_number(cell: str) -> float:
-    """The finite number that a cell holds; `ValueError` of any other text."""
+    """Return the finite number in a cell; `ValueError` for any other text."""
     number = float(cell)
     if not abs(number) <= _LARGEST or "_" in cell or not cell.isascii():
         raise ValueError(cell)

@@ -39,10 +39,10 @@ def read_text(path: str | Path) -> str:
 
 
 def decoded(path: str | Path, content: bytes) -> str:
-    """The text in the bytes of a file, as `read_text` reads it; `path` is what errors call the file.
+    """Decode the bytes of a file, as `read_text` does; `path` is its name in errors.
 
     Raises:
-        DataError: bytes that are no UTF-8, or nothing but white space.
+        DataError: the bytes are not UTF-8, or nothing but white space.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -78,7 +78,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text, as `read_lines` cuts it."""
+    """Split a text into lines, as `read_lines` does."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -109,7 +109,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a file, unpacked if it is a gzip; `DataError` where it cannot be read or is torn."""
+    """Return the bytes of a file, unpacked if it is a gzip; `DataError` if it cannot be read or is truncated."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:

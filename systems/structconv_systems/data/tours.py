@@ -14,7 +14,7 @@ __all__ = ["check_distances", "distances", "exact", "farthest_insertion", "lengt
 
 #: Nodes in a row that Or-opt moves at most (Or 1976).
 _LONGEST = 3
-#: An improvement below this share of the mean distance is taken for rounding.
+#: An improvement below this share of the mean distance counts as rounding.
 _LEAST = 1e-9
 
 
@@ -74,14 +74,14 @@ def ways(points: Tensor, tours: Tensor) -> Tensor:
 
 
 def exact(table: Tensor) -> Tensor:
-    """The shortest tour (N,) by symmetric distances (N, N), from node 0 on, by an integer program.
+    """Return the shortest tour (N,) by symmetric distances (N, N), from node 0 on, by an integer program.
 
-    Each node has two edges; where the best edges make several rings, each ring is forbidden and the program solved
-    again (Dantzig, Fulkerson and Johnson 1954). SciPy's HiGHS solves it: proven optimal, in a tenth of a second for 20
-    nodes and in seconds for 50; there is no bound on the time.
+    Each node has two edges; if the best edges form several rings, each ring is forbidden and the program solved again
+    (Dantzig, Fulkerson and Johnson 1954). SciPy's HiGHS proves the optimum, in a tenth of a second for 20 nodes and in
+    seconds for 50; there is no bound on the time.
 
     Raises:
-        ShapeError: another table, or one that is not symmetric. ConfigError: the solver gave up.
+        ShapeError: the table has another shape, or is not symmetric. ConfigError: the solver gave up.
 
     Example:
 
@@ -132,17 +132,16 @@ def _in_a_row(edges: np.ndarray) -> Tensor:
 
 
 def local_search(table: Tensor, *, kicks: int = 20, seed: int = 0) -> Tensor:
-    """Short tours (B, N) by symmetric distances (B, N, N): 2-opt and Or-opt from a random tour, kicked and mended.
+    """Return short tours (B, N) by symmetric distances (B, N, N): 2-opt and Or-opt from a random tour, with kicks.
 
     A step takes, for each tour, the best move that reverses a part, or moves up to three consecutive nodes elsewhere in
     either direction (Croes 1958; Or 1976), until no move helps. Then, `kicks` times, two neighboring parts are
-    exchanged (the double bridge of Martin, Otto and Felten 1991), the tour is improved again, and is accepted if it is
-    shorter.
+    exchanged (the double bridge of Martin, Otto and Felten 1991), and the improved tour is accepted if it is shorter.
 
     O(N^2) memory and time of a step, all tables at once. No optimum is proven: see `exact`.
 
     Raises:
-        ShapeError: other tables. ConfigError: a negative number of kicks.
+        ShapeError: the table has another shape. ConfigError: a negative number of kicks.
 
     Example:
 

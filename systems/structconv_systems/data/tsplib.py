@@ -16,7 +16,7 @@ __all__ = ["Problem", "read_problem", "read_tour"]
 
 #: The radius of the earth in kilometers, and pi, as TSPLIB has them.
 _RADIUS, _PI = 6378.388, 3.141592
-#: Up to it every whole number is a float64, and so is a distance.
+#: Every whole number up to it, and so every distance, is a float64.
 _GREATEST = 2.0**53
 _COORDINATES = ("NODE_COORD_SECTION", "DISPLAY_DATA_SECTION")
 _SECTIONS = (*_COORDINATES, "EDGE_WEIGHT_SECTION", "TOUR_SECTION")

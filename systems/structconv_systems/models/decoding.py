@@ -15,7 +15,7 @@ from structconv_systems.models.protocol import Decoding, next_logits
 
 __all__ = ["LARGEST_PENALTY", "Decoding", "beam", "greedy", "sample"]
 
-#: Of lengths, beyond which their powers leave the range of numbers.
+#: The greatest power of a length; greater ones overflow.
 LARGEST_PENALTY = 20
 
 

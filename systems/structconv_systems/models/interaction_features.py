@@ -11,7 +11,7 @@ from structconv.structures import Graph
 
 __all__ = ["BoxFeatures", "InteractionFeatures", "SpaceFeatures", "StringFeatures"]
 
-#: Numbers that say how something is approached; a direction and a gap.
+#: Channels of an approach. A gap is a direction and a distance.
 _APPROACH = 6
 Gap = tuple[Tensor, Tensor]
 
@@ -31,10 +31,10 @@ class InteractionFeatures(abc.ABC):
         (True, 10)
     """
 
-    #: C, of a body by itself, and how many still things are around.
+    #: C, the channels of a body, and the number of fixed objects.
     properties: ClassVar[int]
     things: ClassVar[int] = 0
-    #: Gaps are distinct that are of this length or less, in the unit of positions.
+    #: Gaps up to this length are resolved, in the unit of positions.
     reach: ClassVar[float]
 
     def __init__(self, interval: float) -> None:

@@ -209,8 +209,7 @@ class Decoder(nri_pairs.Rollout):
     """
 
     def __init__(self, channels: int, types: int, *, still: bool = True, hidden: int = 256, messages: int = 1) -> None:
-        super().__init__()
-        self.acting = nri_pairs.acting_types(types, still)
+        super().__init__(types, still)
         ends = Incidence("sender") | Incidence("receiver")
         self.messages = nn.ModuleList(Conv(ends, channels, hidden) for _ in self.acting)
         self.deeper = nn.ModuleList(nn.Sequential(*(part for _ in range(messages - 1) for part in (

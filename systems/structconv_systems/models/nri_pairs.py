@@ -168,9 +168,12 @@ class PairEncoder(nn.Module):
 class Rollout(nn.Module):
     """A decoder that predicts states step by step, from what the types `acting` send along edges."""
 
-    acting: tuple[int, ...]
-    #: Whether what edges send has a dim of coordinates before that of edges.
+    #: True if messages have a dim of coordinates before that of edges.
     coordinates: ClassVar[bool] = False
+
+    def __init__(self, types: int, still: bool) -> None:
+        super().__init__()
+        self.acting = acting_types(types, still)
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor, horizon: int, starts: Tensor | None = None) -> Tensor:
         """Predict H states after each start: states (B, T, N, C), types of edges (B, E, K), starts (W,), by default
@@ -194,9 +197,9 @@ class _Scaled(Rollout):
     While it is great the divergence outweighs the error, so that types stay uncertain until the decoder can use them.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(channels))
+    def __init__(self, types: int, still: bool) -> None:
+        super().__init__(types, still)
+        self.log_scale = nn.Parameter(torch.zeros(4))
 
     @property
     def scale(self) -> Tensor:
@@ -231,8 +234,7 @@ class ForceDecoder(_Scaled):
     coordinates = True
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
-        super().__init__(4)
-        self.acting = acting_types(types, still)
+        super().__init__(types, still)
         self.laws = nn.ModuleList(_network(1, hidden, 1) for _ in self.acting)
         self.sum = Conv(reduce(or_, map(_along, self.acting)), dict.fromkeys(map(name_of, self.acting), 1), 2,
                         bias=False)
@@ -276,8 +278,7 @@ class TurningDecoder(_Scaled):
     """
 
     def __init__(self, types: int, *, still: bool = True, hidden: int = 64) -> None:
-        super().__init__(4)
-        self.acting = acting_types(types, still)
+        super().__init__(types, still)
         self.messages = nn.ModuleList(GraphNetwork(4, 2, edge=(hidden, hidden)) for _ in self.acting)
         self.update = update_of(4, self.acting, hidden, hidden)
         self.rest = nn.Sequential(nn.SiLU(), Linear(hidden, hidden), nn.SiLU(), Linear(hidden, 2))

@@ -13,7 +13,7 @@ from structconv_systems.models.trees import best_trees
 
 __all__ = ["Parser"]
 
-#: The head of what is no word, which the loss leaves out.
+#: The head of padding, which the loss ignores.
 NONE = -100
 
 

@@ -53,7 +53,7 @@ class RNNsearch(nn.Module):
                  dropout: float = 0.0) -> None:
         super().__init__()
         readout = hidden // 2 if readout is None else readout
-        #: Channels of the gates, and of the pairs of the maxout: words and contexts go into both.
+        #: Channels of the gates, and of the pairs of the maxout; words and contexts are inputs of both.
         self.sizes, self.attention = (3 * hidden, 2 * readout), attention
         states, inputs = 2 * hidden, sum(self.sizes)
         self.source = nn.Embedding(source_words, embed, padding_idx=PAD)

@@ -3,5 +3,5 @@
 __all__ = ["BEGIN", "END", "PAD", "SPECIAL", "UNKNOWN"]
 
 PAD, BEGIN, END, UNKNOWN = range(4)
-#: By their numbers; the first token of a vocabulary's own comes after them.
+#: In the order of their numbers; the tokens of a vocabulary follow.
 SPECIAL = ("<pad>", "<begin>", "<end>", "<unknown>")

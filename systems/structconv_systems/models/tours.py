@@ -14,7 +14,7 @@ from structconv.shapes import check_divides, check_positive
 
 __all__ = ["BEGIN", "EncoderBlock", "TourDecoding", "TourModel"]
 
-#: What stands for the node before the first.
+#: The token before the first node.
 BEGIN = -1
 
 

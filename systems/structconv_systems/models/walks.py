@@ -14,9 +14,9 @@ from structconv_systems.ranking import numbers_between
 
 __all__ = ["LARGEST", "WalkScores", "check_size", "entries"]
 
-#: Walks of two relations that are listed, and their weights; each takes 16 bytes, a weight with those of Adam.
+#: The greatest number of walks of two relations, and of their weights; each takes 16 bytes, a weight with Adam.
 LARGEST = 1 << 26
-#: Entries of the table of all scores, (N, N, K), up to which it is computed as a whole.
+#: The greatest size of the table of all scores, (N, N, K).
 _TABLE = 1 << 25
 
 

@@ -20,10 +20,10 @@ from structconv_systems.recipes.options import physics as options
 
 __all__ = ["RUNNER", "InteractionTask", "Motion", "Steps", "network"]
 
-#: Bodies that train, fewer and more, as in the paper; and the systems by which the headline is decided.
+#: Bodies in training, fewer and more, as in the paper; and the systems of the headline.
 _BODIES = {"gravity": (6, 3, 12), "balls": (6, 3, 9), "string": (15, 5, 30)}
 _DECIDE = ("gravity", "balls")
-#: Steps measured at a time; those of which scales are taken; of a rollout, those in its picture and between two frames.
+#: Steps measured at a time, for scales, in the picture of a rollout, and between two frames of its animation.
 _MANY, _SCALED, _DRAWN, _EVERY = 500, 5000, 250, 20
 
 

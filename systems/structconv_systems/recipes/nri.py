@@ -28,7 +28,7 @@ _PARTS = ("train", "val", "test")
 #: Simulations measured at a time.
 _MANY = 256
 _DRAWN = 3
-#: A change of type that makes the states more likely by less is taken for rounding.
+#: A change of type that gains less log likelihood counts as rounding.
 _LEAST_GAIN = 1e-3
 #: Degrees of freedom of Student's t.
 _FREEDOM = 2.0
@@ -262,11 +262,12 @@ def _correlated(motion: Motion, model: nn.Module, part: str) -> dict[str, float]
 
 def _scale(recipe: options.RelationalInference, states: Tensor) -> Tensor:
     """Return the unit of each channel; both coordinates share one, and a phase has none."""
-    scale = states.abs().amax((0, 1, 2)) if recipe.model == "paper" else states.std((0, 1, 2))
+    paper = recipe.model == "paper"
+    scale = states.abs().amax((0, 1, 2)) if paper else states.std((0, 1, 2))
     if recipe.system != "kuramoto":
-        return scale.view(2, 2).square().mean(-1).sqrt().repeat_interleave(2) if recipe.model != "paper" else (
-            scale.view(2, 2).amax(-1).repeat_interleave(2))
-    if recipe.model != "paper":
+        pairs = scale.view(2, 2)
+        return (pairs.amax(-1) if paper else pairs.square().mean(-1).sqrt()).repeat_interleave(2)
+    if not paper:
         scale[1:3] = 1.0
     return scale
 

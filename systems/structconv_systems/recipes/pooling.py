@@ -13,7 +13,7 @@ from structconv_systems.recipes.options.comparisons import Pooling
 
 __all__ = ["RUNNER", "WINS", "PoolingTask", "entries", "network"]
 
-#: Which questions a pooling is predicted to answer; all others not.
+#: The questions that each pooling is predicted to answer.
 WINS = {"spatial": ("place",), "context": ("content",), "self-attention": ("content", "relation")}
 
 

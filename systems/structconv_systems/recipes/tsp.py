@@ -26,17 +26,16 @@ from structconv_systems.train.optimization import Optimization
 __all__ = ["RUNNER", "Baseline", "Exponential", "Instances", "Rollout", "Shared", "TourTask", "best_of", "better",
            "greedy_tours", "network", "turned_tours"]
 
-#: Seeds of training batches are below, those of all else from here on to 2^32: torch's generator on the CPU ignores
-#: what is above.
+#: Seeds of training batches are below, all others from here to 2^32: torch's generator on the CPU ignores higher bits.
 _OTHERS = 2 ** 31
 _VALIDATION, _TEST, _CHALLENGES = _OTHERS, _OTHERS + 1, _OTHERS + 2
 #: Rows that are decoded at a time.
 _ROWS = 1024
 #: Turns and reflections of the square.
 _TURNS = 8
-#: Nodes up to which the shortest tours are proven to be.
+#: Nodes up to which the shortest tours are proven.
 _PROVEN = 20
-#: Kicks of the local search where they are not.
+#: Kicks of the local search with more nodes.
 _KICKS = 200
 
 
@@ -339,7 +338,7 @@ def _restarted(table: Tensor) -> Tensor:
     return torch.stack(tours)[shortest, torch.arange(batch)]
 
 
-#: The rules that stand beside the network.
+#: The baselines.
 _RULES: dict[str, Callable[[Tensor], Tensor]] = {
     "farthest-insertion": geometry.farthest_insertion,
     "insertion-2-opt": lambda table: geometry.two_opt(table, geometry.farthest_insertion(table)),

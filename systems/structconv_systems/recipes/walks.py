@@ -19,7 +19,7 @@ __all__ = ["RUNNER", "WalkTask"]
 
 _WALKS, _SINGLE = "walks", "relations"
 _LENGTHS = {_WALKS: 2, _SINGLE: 1}
-#: Of the summary, and of the picture.
+#: Walks of a relation in the summary; rows and columns of the picture.
 _FIRST, _ROWS, _COLUMNS = 5, 40, 25
 #: Numbers that the scores of a step take, in about a minute of one core.
 _LONGEST = 1 << 32

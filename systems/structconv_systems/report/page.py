@@ -58,7 +58,7 @@ def figure(image: bytes, caption: str, kind: str = "png") -> str:
             f"<figcaption>{escape(caption)}</figcaption></figure>")
 
 
-#: The caption of such a picture.
+#: The caption of validation curves.
 CURVES = ("{} while training: a curve for each seed, a color for each group; left over steps, right over minutes (the "
           "step times the mean time of a step of this training, with validation).")
 

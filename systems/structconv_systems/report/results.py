@@ -41,10 +41,10 @@ The name of a system leads to its page: formula, commands, differences from the 
 Minutes are those of the clock: they are longer where the machine had other work.
 
 """
-#: Begins the part of a page that is written again with each outcome.
+#: The begin of the part of a page that each outcome replaces.
 _RESULTS = "<!-- results: written by structconv reproduce --record -->\n"
 _HEADERS = ("system", "compared", "published", "here", "state", "minutes")
-#: What every outcome has.
+#: The keys of every outcome.
 _KEYS = {"recipe", "preset", "label", "effect", "ratio", "published_effect", "published", "value", "low", "high",
          "seeds", "state", "reason", "groups", "minutes", "machine", "commit", "date", "command"}
 _PARTS = (("Default presets", False), ("Quick presets", True))
@@ -130,15 +130,16 @@ def render(rows: Sequence[Mapping[str, Any]], folder: str) -> str:
     for title, quick in _PARTS:
         chosen = [row for row in rows if (row["preset"] == "quick") == quick]
         if chosen:
-            lines = [_line(_HEADERS), _line(["---"] * len(_HEADERS)), *(_line(_cells(row, folder)) for row in chosen)]
-            text += f"## {title}\n\n" + (_QUICK if quick else "") + "\n".join(lines) + "\n\n"
+            text += f"## {title}\n\n" + (_QUICK if quick else "")
+            text += _table(_HEADERS, [_cells(row, folder) for row in chosen]) + "\n\n"
     return text + f"```{{toctree}}\n:hidden:\n:glob:\n\n{folder}/*\n```\n"
 
 
 def _cells(row: Mapping[str, Any], folder: str) -> list[str]:
     name = f"[{row['recipe']}]({folder}/{row['recipe']}.md)" + (f" {_setting(row)}" if _setting(row) else "")
-    published = effect_text(row["ratio"], row["published_effect"]) if row["published_effect"] is not None else (
-        "direction only" if row["effect"] else row["published"])
+    published = "direction only" if row["effect"] else row["published"]
+    if row["published_effect"] is not None:
+        published = effect_text(row["ratio"], row["published_effect"])
     return [name, row["label"], published, _here(row), _state(row), f"{row['minutes']:.1f}"]
 
 
@@ -163,16 +164,16 @@ def render_recipe(rows: Sequence[Mapping[str, Any]], page: str = "") -> str:
     text += f"\n## Results\n\nPublished: {rows[0]['published']}.\n"
     for row in rows:
         figures = list(dict.fromkeys(name for group in row["groups"].values() for name in group))
-        table = [_line(("group", *figures)), _line(["---"] * (1 + len(figures))),
-                 *(_line(cells) for cells in group_rows(row["groups"], dict.fromkeys(figures, "")))]
+        table = _table(("group", *figures), group_rows(row["groups"], dict.fromkeys(figures, "")))
         reason = f" ({row['reason']})" if row["reason"] else ""
         reason += "" if row.get("learned") is None else f"; {_state(row)}"
         title = f"{row['preset']} {_setting(row)}".rstrip()
-        text += (f"\n### {title}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + "\n".join(table)
+        text += (f"\n### {title}\n\n{row['label']}: {_here(row)}, {row['state']}{reason}.\n\n" + table
                  + f"\n\n`{row['command']}`\n\n{counted(row['seeds'], 'seed')}, {row['minutes']:.1f} minutes, "
                  f"{row['date']}, commit {row['commit'] or 'none'}, {row['machine']}\n")
     return text
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)

@@ -17,7 +17,7 @@ from structconv_systems.data.text import sha256_of
 __all__ = ["Checkpoint", "Checkpoints"]
 
 _WEIGHTS, _STATE, _TREE, _MANIFEST = "weights.safetensors", "state.safetensors", "state.json", "manifest.json"
-#: Keys of what JSON cannot hold in the tree of a state.
+#: Keys that mark tensors, tuples and dictionaries with other keys than texts, which JSON lacks.
 _TENSOR, _TUPLE, _ITEMS = "__tensor__", "__tuple__", "__items__"
 
 

@@ -11,7 +11,7 @@ from structconv.errors import ConfigError
 
 __all__ = ["chosen", "compiled", "factories_on", "moved"]
 
-#: In the order in which `auto` looks for them.
+#: In the order of `auto`.
 _ACCELERATORS = ("cuda", "mps")
 
 

@@ -107,10 +107,9 @@ class Effect:
         gains = [min(self._gain(*(groups[name][0 if len(groups[name]) == 1 else seed] for name in pair))
                      for pair in pairs) for seed in range(seeds)]
         mean, low, high = interval(gains)
-        ends = [None if end is None else math.exp(end) if self.ratio else end for end in (low, high)]
         state, reason = self._judged(mean, low)
-        return Contrast(value=math.exp(mean) if self.ratio else mean, low=ends[0], high=ends[1], seeds=seeds,
-                        state=state, reason=reason)
+        value, low, high = (math.exp(end) if self.ratio and end is not None else end for end in (mean, low, high))
+        return Contrast(value=value, low=low, high=high, seeds=seeds, state=state, reason=reason)
 
     def _judged(self, mean: float, low: float | None) -> tuple[str, str]:
         if not mean > self.margin:

@@ -27,7 +27,7 @@ from structconv_systems.train.stopping import Stopping
 __all__ = ["Schedule", "Stateful", "Task", "capture_generators", "fit", "restore_generators", "seed_everything"]
 
 
-#: Steps in a row that are not finite, after which a training ends.
+#: The number of consecutive steps that are not finite which ends a training.
 _MOST_BROKEN = 10
 
 

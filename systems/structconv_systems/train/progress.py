@@ -31,25 +31,25 @@ class Progress:
         return None
 
     def phase(self, text: str) -> None:
-        """A part of the work without steps begins."""
+        """Begin a part of the work without steps."""
 
     def jobs(self, total: int) -> None:
         """Set the number of trainings."""
 
     def job(self, name: str, steps: int) -> None:
-        """A training of at most `steps` steps begins."""
+        """Begin a training of at most `steps` steps."""
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """`step` steps of the training are done."""
+        """Show that `step` steps of the training are done."""
 
     def job_done(self, text: str) -> None:
-        """The training is over."""
+        """End the training."""
 
     def note(self, text: str) -> None:
-        """A line to keep."""
+        """Print a line that stays."""
 
 
-#: For tests and for callers that have their own display.
+#: For tests and for callers with their own display.
 Quiet = Progress
 
 

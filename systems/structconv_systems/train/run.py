@@ -28,7 +28,7 @@ __all__ = ["Metrics", "Run", "check_new", "environment", "in_turn", "locked"]
 
 _CONFIG, _FILES, _ENVIRONMENT = "config.json", "files.json", "environment.json"
 _CAPTIONS = "captions.json"
-#: What reports and outcomes say of the environment.
+#: The keys of the environment in reports and outcomes.
 _SAID = {"command", "commit", "processor", "python", "started", "structconv", "threads", "torch"}
 
 
@@ -288,10 +288,10 @@ def check_new(folder: str | Path | None) -> None:
     place = Path(folder) if folder else None
     if place is None or not place.exists() or (place.is_dir() and _begun(place)):
         return
-    begun = (place / _CONFIG).is_file()
-    raise ConfigError("Run", f"{place} must be a new or an empty folder",
-                      "a run" if begun else "one with files in it" if place.is_dir() else "a file",
-                      f"Continue it with `structconv resume {place}`, or name another." if begun else "Name another.")
+    expected = f"{place} must be a new or an empty folder"
+    if (place / _CONFIG).is_file():
+        raise ConfigError("Run", expected, "a run", f"Continue it with `structconv resume {place}`, or name another.")
+    raise ConfigError("Run", expected, "one with files in it" if place.is_dir() else "a file", "Name another.")
 
 
 def _begun(folder: Path) -> bool:

@@ -50,7 +50,7 @@ class Architectures(Generated, steps=500, seeds=3, learning_rate=3e-3):
             raise ConfigError(self.name, "heads must divide channels", f"{self.heads} and {self.channels}")
 
 
-#: Which poolings are predicted to answer which question, and which not.
+#: The poolings and questions that are predicted to fit, and not to fit.
 _WINS = ("spatial-place", "context-content", "self-attention-content", "self-attention-relation")
 _FAILS = ("spatial-content", "spatial-relation", "context-place", "context-relation", "self-attention-place")
 

@@ -90,7 +90,7 @@ class RNNSearch(Translation, in_a_row=4, seeds=3, steps=1000, learning_rate=5e-3
                   "validate_every": 150, "checkpoint_every": 50, "beam": 1, "learning_rate": 3e-3, "warmup": 200}}
 
 
-#: No attention; and where the model looks and the score by which it does, as table 4 of Luong et al. has them.
+#: The rows of table 4 of Luong et al.: no attention, or its window and its score.
 _ALIGNMENTS = ("none", "global-location", "global-dot", "global-general", "global-additive", "local-m-dot",
                "local-m-general", "local-p-dot", "local-p-general")
 
