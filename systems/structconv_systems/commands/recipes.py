@@ -44,19 +44,15 @@ def add(verbs: Any, shared: argparse.ArgumentParser) -> None:
         for entry in RECIPES.values():
             if entry.verb == verb:
                 _add_recipe(names, entry, shared)
-    for verb, run, text in (("resume", _resume, "continue an interrupted run"),
-                            ("evaluate", _evaluate, "measure the final weights of a run again")):
+    for verb, run, text, flag, metavar, more in (
+            ("resume", _resume, "continue an interrupted run", "--steps", "N",
+             "train on until step N, or epoch N of a recipe that counts epochs; of a finished run, too"),
+            ("evaluate", _evaluate, "measure the final weights of a run again", "--test", "NAME",
+             "measure other files of the same format, a file or the stem of two; or another number of bodies")):
         parser = verbs.add_parser(verb, help=text, description=text, parents=[shared], allow_abbrev=False)
         parser.add_argument("folder", metavar="RUN", help="the run's folder")
+        parser.add_argument(flag, metavar=metavar, default=None, help=more)
         parser.set_defaults(run=run)
-        if verb == "resume":
-            parser.add_argument("--steps", metavar="N", default=None,
-                                help="train on until step N, or epoch N of a recipe that counts epochs; of a finished "
-                                     "run, too")
-        else:
-            parser.add_argument("--test", metavar="NAME", default=None,
-                                help="measure other files of the same format, a file or the stem of two; or another "
-                                     "number of bodies")
 
 
 def _add_recipe(names: Any, entry: Entry, shared: argparse.ArgumentParser) -> None:

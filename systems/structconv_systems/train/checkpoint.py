@@ -54,12 +54,12 @@ class Checkpoints:
     """The checkpoints of one training, newest last, in a folder of their own.
 
     Each is a folder ``step-00000050`` (or ``final``) with ``weights.safetensors``, ``state.safetensors``,
-    ``state.json``, where its step stands too, and a ``manifest.json`` that holds the SHA-256 of the other three. It is
-    written under another name, flushed to disk, and renamed. Nothing in it is a pickle.
+    ``state.json``, which has its step too, and ``manifest.json`` with the SHA-256 of the other three. It is written
+    under another name, flushed to disk, and renamed. Nothing in it is a pickle.
 
     Args:
         folder: created when the first checkpoint is saved.
-        keep: how many are kept; older ones are removed after a new one is in place.
+        keep: number of checkpoints to keep; older ones are removed after a new one is in place.
 
     Example:
 

@@ -22,9 +22,8 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def option(default: Any, help: str, *, minimum: float | None = None, below: float | None = None,
            choices: Sequence[str] = (), fixed: bool = False) -> Any:
-    """A dataclass field with its help line and, for numbers, bounds: minimum <= value < below; for texts, its choices.
-
-    A `fixed` one is not for users to set: it is part of what a run writes down.
+    """Return a dataclass field with its help line and, for numbers, bounds: minimum <= value < below; for texts, its
+    choices. Users do not set a `fixed` one, which a run writes down.
 
     Example:
 
@@ -40,15 +39,15 @@ def option(default: Any, help: str, *, minimum: float | None = None, below: floa
 class Recipe:
     """Base of recipes: every field is checked against its type and bounds at construction.
 
-    Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe because sums over
+    Field types may be int, float, bool, str and tuples of one of them. `threads` is part of a recipe, since sums over
     another number of threads round differently: with the same one, a run gives the same weights on the same machine.
 
-    A recipe that has another default than the one it stands on writes that alone: ``class Line(Trained, steps=4000)``,
-    or the field ``steps: int = 4000``, keeps the help line and the bounds.
+    To change an inherited default, write ``class Line(Trained, steps=4000)`` or the field ``steps: int = 4000``; help
+    line and bounds stay.
 
     Attributes:
-        name: what the command calls it.
-        presets: values by key, by the preset's name; ``default`` always is one, and may change nothing.
+        name: its name in the command.
+        presets: values by key, by the preset's name; ``default`` always exists, and may change nothing.
 
     Raises:
         ConfigError: a value has the wrong type or lies outside its bounds.
@@ -130,7 +129,7 @@ def options(recipe: type[Recipe]) -> list[Option]:
 
 
 def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), preset: str = "default") -> R:
-    """A recipe with some of its defaults replaced, first by a preset, then by what the user says.
+    """Replace some defaults of a recipe, first by a preset, then by what the user says.
 
     Args:
         recipe: the recipe's class.
@@ -139,7 +138,7 @@ def resolve(recipe: type[R], overrides: Iterable[str] | Mapping[str, Any] = (), 
         preset: one of the recipe's.
 
     Raises:
-        ConfigError: an unknown preset or key (the nearest known one is suggested), a key given twice, or a bad value.
+        ConfigError: an unknown preset or key (the nearest one is suggested), a key given twice, or a bad value.
 
     Example:
 

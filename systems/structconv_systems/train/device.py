@@ -16,7 +16,7 @@ _ACCELERATORS = ("cuda", "mps")
 
 
 def chosen(name: str) -> str:
-    """The device that an option names; of ``auto`` the first of ``cuda``, ``mps`` and ``cpu`` that this machine has.
+    """Return the device that an option names; for ``auto`` the first of ``cuda``, ``mps`` and ``cpu`` on this machine.
 
     Raises:
         ConfigError: the machine has no such device, or its torch was built without it.
@@ -47,7 +47,7 @@ def factories_on(device: str) -> Any:
 
 
 def moved(task: Any, device: str) -> Any:
-    """A task whose model, and whose copy of its data, lie on a device: the same object where that is the CPU.
+    """Return a task whose model, and whose copy of its data, lie on a device: the same object on the CPU.
 
     The model and its parameters stay the same objects, so that the optimizer keeps them. Tensors, structures, and what
     holds them are copied: data that several tasks share stay where they are.

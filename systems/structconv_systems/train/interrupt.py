@@ -56,8 +56,8 @@ class Diverged(Stop):
 class Interrupt:
     """While entered, SIGINT and SIGTERM set `requested` instead of ending the process.
 
-    The second Ctrl-C ends it at once, as Ctrl-C does elsewhere. Outside the main thread, where Python takes no
-    signals, nothing is installed and `requested` can still be set by hand.
+    The second Ctrl-C ends it at once, as usual. Outside the main thread, which alone gets signals in Python, nothing is
+    installed, and you may set `requested` by hand.
 
     Args:
         notify: called with one line when the first signal comes.

@@ -35,8 +35,8 @@ _SAID = {"command", "commit", "processor", "python", "started", "structconv", "t
 class Metrics:
     """Measurements as lines of JSON, ``{"job": …, "step": …, …}``, appended as they come.
 
-    After a resume no step is there twice: `truncate` drops what came after the checkpoint. A line that a crash cut
-    short, or that has other bytes than UTF-8, is dropped, too. A number that is not finite is null.
+    After a resume no step comes twice: `truncate` drops what came after the checkpoint. Lines that a crash cut short,
+    or that are not UTF-8, are dropped too. A number that is not finite is null.
 
     Example:
 

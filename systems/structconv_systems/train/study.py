@@ -39,12 +39,11 @@ class Runner:
     """The functions of a recipe's module, as ``RUNNER``.
 
     Attributes:
-        execute: (recipe, run, interrupt, progress) -> summary: run or continue all trainings of a run.
-        evaluate: (recipe, run, progress) -> summary: evaluate the final weights of a run again.
-        show: (recipe, summary): print a summary for people.
+        execute: (recipe, run, interrupt, progress) -> summary: run or continue all trainings.
+        evaluate: (recipe, run, progress) -> summary: measure the final weights again.
+        show: (recipe, summary): print a summary.
         jobs: (recipe, run or None) -> its trainings, with data; `None` if a recipe has no estimate.
-        use: (recipe, run, progress) -> the object by which a finished run translates or writes; `None` if it does
-            neither.
+        use: (recipe, run, progress) -> what translates or writes by a finished run, if anything.
         report: (recipe, run): write the page of a finished run again; `None` if a recipe has no such page.
     """
 
@@ -58,15 +57,15 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A recipe whose trainings each give one figure; those whose names begin alike are one group.
+    """A recipe of trainings that each give one figure; those with the same name before the slash are one group.
 
     Attributes:
         jobs: (recipe, run or None) -> its trainings.
-        columns: the figures of the table, by their names in what `Task.test` measures their names for people; the first
-            is the one the recipe is about. The first training measures all of them, the others at least the first.
-        finish: (recipe, finished) -> what else the summary says, if anything; it may write pictures and samples into
-            the run.
-        show_more: (recipe, summary): print what a summary says beside the figures of each group.
+        columns: the figures of the table: their names in `Task.test`, and for people; the first is the headline. The
+            first training measures all of them, the others at least the first.
+        finish: (recipe, finished) -> more entries of the summary, if any; it may write pictures and samples into the
+            run.
+        show_more: (recipe, summary): print more than the figures of each group.
         use: see `Runner`.
 
     Example:
@@ -88,12 +87,12 @@ class Study:
 
     @property
     def runner(self) -> Runner:
-        """Return the recipe's ``RUNNER``."""
+        """The recipe's ``RUNNER``."""
         return Runner(execute=self.execute, evaluate=self.evaluate, show=self.show, jobs=self._trainings,
                       use=self.use, report=self.report)
 
     def execute(self, recipe: Measured, run: Run, interrupt: Interrupt, progress: Progress) -> dict[str, Any]:
-        """Train, or continue; the run's ``summary.json`` holds what is returned."""
+        """Train, or continue; return what ``summary.json`` of the run holds."""
         progress.phase("reading the data")
         jobs = self._trainings(recipe, run)
         results = train_all(jobs, run, interrupt, progress, self.columns)
@@ -107,11 +106,11 @@ class Study:
         return summary
 
     def report(self, recipe: Measured, run: Run) -> None:
-        """Write ``report.html`` of a finished run, with what was evaluated since."""
+        """Write ``report.html`` of a finished run, with later evaluations."""
         run.write("report.html", study_page(recipe, run, self.columns))
 
     def evaluate(self, recipe: Measured, run: Run, progress: Progress) -> dict[str, Any]:
-        """The figures of the run's final weights, computed anew."""
+        """Measure the final weights of the run again."""
         progress.phase("reading the data")
         return self._summary(recipe, run, measured(self._trainings(recipe, run), run, progress))
 
@@ -123,7 +122,7 @@ class Study:
         self.show_more(recipe, summary)
 
     def _trainings(self, recipe: Measured, run: Run | None) -> list[Job]:
-        """Its trainings; `ConfigError` if the recipe has a rate for a group that none of them is of."""
+        """Return the trainings; `ConfigError` if `rates` names a group that none of them is of."""
         jobs = self.jobs(recipe, run)
         groups = learning(jobs)
         for group in recipe.own_rates if isinstance(recipe, Trained) else ():
@@ -169,8 +168,8 @@ def _figures(effect: Effect, groups: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training by its name in the run: what makes the task, how long it goes on, and the validation figure by which
-    learning rates are compared; none for what does not learn by gradients.
+    """A training by its name in the run: its task, its schedule, and the validation figure that compares learning
+    rates; none for models that do not learn by gradients.
 
     Example:
 
@@ -204,7 +203,7 @@ class Finished:
     groups: Mapping[str, Mapping[str, Mapping[str, float]]]
 
     def task(self, group: str) -> Any:
-        """The `Task` of the first training of a group, with the weights that it chose."""
+        """Return the `Task` of the first training of a group, with its chosen weights."""
         return trained(_firsts(self.jobs)[group], self.run, self.progress)
 
     def tasks(self) -> dict[str, Any]:
@@ -279,7 +278,7 @@ def train_all(jobs: Sequence[Job], run: Run, interrupt: Interrupt, progress: Pro
 
 
 def trained(job: Job, run: Run, progress: Progress) -> Any:
-    """The `Task` of a finished training, with the weights that it chose; `ConfigError` if it is not finished.
+    """Return the `Task` of a finished training, with its chosen weights; `ConfigError` if it is not finished.
 
     Example:
 
