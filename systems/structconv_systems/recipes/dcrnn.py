@@ -80,7 +80,7 @@ class Sensors:
 
     @torch.no_grad()
     def errors(self, model: nn.Module, name: str, stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum absolute errors, squared errors and the observed readings at every `stride`-th origin: each (horizon, S).
+        """Sum absolute and squared errors, and count observed readings, at every `stride`-th origin: each (horizon, S).
         """
         sums = torch.zeros(3, self.recipe.horizon, len(self.names), dtype=torch.float64)
         for origins in torch.tensor(self.parts[name].origins[::stride]).split(_MANY):

@@ -95,8 +95,7 @@ def both_ways(triples: Tensor, graph: KnowledgeGraph) -> Tensor:
 
 
 def consecutive(entries: Tensor) -> list[int]:
-    """Split questions into consecutive parts whose scores take at most `_ENTRIES` numbers, or that have one question.
-    """
+    """Return the sizes of consecutive parts of the questions: at most `_ENTRIES` numbers of scores, or one question."""
     counts, total = [0], 0
     for size in entries.tolist():
         if counts[-1] and total + size > _ENTRIES:
