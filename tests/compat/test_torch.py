@@ -33,7 +33,7 @@ class Watching(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _alike(original: Any, ours: Any, inputs: tuple[Tensor, ...], **options: Any) -> None:
+def _check_alike(original: Any, ours: Any, inputs: tuple[Tensor, ...], **options: Any) -> None:
     """Both modules give the same values, and the same gradients of inputs and parameters."""
     actual = []
     for module in (original, ours):
@@ -117,7 +117,7 @@ def attention_calls(draw: Any) -> tuple[Any, ...]:
 def test_attention_is_torchs(planned: bool, call: tuple[Any, ...]) -> None:
     dtype, embed, heads, options, tensors, calls = call
     with Watching() if planned else nullcontext():
-        _alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
+        _check_alike(*_pair("MultiheadAttention", dtype, embed, heads, **options), tensors, **calls)
 
 
 FEW_MASKS: dict[str, dict[str, Any]] = {
@@ -133,7 +133,7 @@ FEW_MASKS: dict[str, dict[str, Any]] = {
 def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any]) -> None:
     original, ours = _pair("MultiheadAttention", torch.float32, 8, 2, bias=bias, batch_first=True)
     x = torch.randn(3, 5, 8, requires_grad=True)
-    _alike(original, ours, (x, x, x), need_weights=False, **masks)
+    _check_alike(original, ours, (x, x, x), need_weights=False, **masks)
     y = ours(x, x, x, need_weights=False, **masks)[0]
     assert type(y.grad_fn).__name__ == "_AttendEntriesBackward" or kernels() is None
     for average in (True, False):
@@ -220,8 +220,9 @@ def test_scaled_dot_product_attention_is_torchs(planned: bool, data: Any) -> Non
         def forward(self, *tensors: Tensor) -> Tensor:
             return self.function(*tensors, **options)
 
+    both = Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention)
     with Watching() if planned else nullcontext():
-        _alike(Both(F.scaled_dot_product_attention), Both(compat.scaled_dot_product_attention), (query, key, value))
+        _check_alike(*both, (query, key, value))
 
 
 @pytest.mark.parametrize("mask", [None, "causal", torch.ones(4, 5).tril(1).bool(), torch.arange(20.0).view(4, 5)],
@@ -308,7 +309,7 @@ def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
     name, dtype, args, options, image = layer
     both = ((getattr(nn, name)(*args, **options), getattr(compat, name)(*args, **options)) if "Pool" in name
             else _pair(name, dtype, *args, **options))
-    _alike(*both, (image,))
+    _check_alike(*both, (image,))
     assert both[1](image).is_contiguous()
 
 
@@ -317,7 +318,7 @@ def test_layers_over_grids_are_torchs(layer: tuple[Any, ...]) -> None:
 def test_one_output_channel_has_gradients(name: str, size: int) -> None:
     axes = int(name[-2])
     image = torch.randn(1, *(size,) * axes, 3, dtype=torch.float64).movedim(-1, 1)
-    _alike(*_pair(name, torch.float64, 3, 1, 2, **{} if "Transpose" in name else {"padding": 1}), (image,))
+    _check_alike(*_pair(name, torch.float64, 3, 1, 2, **{} if "Transpose" in name else {"padding": 1}), (image,))
 
 
 OVER_IMAGES: dict[str, Callable[[], nn.Module]] = {
@@ -369,7 +370,7 @@ def test_a_call_reads_a_parametrized_weight_once(name: str) -> None:
         torch.manual_seed(1)
         spectral_norm(layer)
     for _ in range(3):
-        _alike(original, ours, (torch.randn(2, 4, 5, 5, dtype=torch.float64),))
+        _check_alike(original, ours, (torch.randn(2, 4, 5, 5, dtype=torch.float64),))
 
 
 @pytest.mark.parametrize("where", ["class", "mixin", "below", "instance"])
@@ -431,9 +432,9 @@ def test_in_torchs_containers(batch_first: bool, norm_first: bool, mode: str) ->
         assert all(type(layer) is getattr(compat, type(layer).__name__) for layer in modules[1].layers)
         for module in modules:
             module.train(mode == "train")
-    _alike(*encoders, (source,), src_key_padding_mask=padding)
-    _alike(*decoders, (target, source), tgt_mask=causal, memory_key_padding_mask=padding)
-    _alike(*decoders, (target, source), tgt_mask=causal, tgt_is_causal=True)
+    _check_alike(*encoders, (source,), src_key_padding_mask=padding)
+    _check_alike(*decoders, (target, source), tgt_mask=causal, memory_key_padding_mask=padding)
+    _check_alike(*decoders, (target, source), tgt_mask=causal, tgt_is_causal=True)
     with torch.no_grad():  # where torch takes its fused inference
         torch.testing.assert_close(encoders[1](source), encoders[0](source), rtol=1e-10, atol=1e-10)
 
@@ -446,7 +447,7 @@ def test_the_whole_transformer(recwarn: pytest.WarningsRecorder) -> None:
     source, target = (torch.randn(3, n, 8, dtype=torch.float64) for n in (5, 4))
     masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64),
              "src_key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [2]])}
-    _alike(original, ours, (source, target), **masks)
+    _check_alike(original, ours, (source, target), **masks)
     with torch.no_grad():  # where torch would take its fused inference
         padded = {name: mask for name, mask in masks.items() if name != "tgt_mask"}
         actual, expected = ours.eval()(source, target, **padded), original.train()(source, target, **padded)
@@ -494,23 +495,19 @@ def test_keys_and_values_that_are_left_out_may_be_anything(need_weights: bool) -
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("mask", [torch.arange(5) % 3 != 1, torch.arange(5.0), torch.tensor(True), torch.tensor(0.5)],
-                         ids=["booleans", "numbers", "boolean", "number"])
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
-def test_masks_of_fewer_axes_broadcast(lead: tuple[int, ...], mask: Tensor) -> None:
-    q, k, v = (torch.randn(*lead, rows, 8) for rows in (4, 5, 5))
-    expected = F.scaled_dot_product_attention(q, k, v, mask.expand(4, 5))
+NARROW = [torch.arange(5) % 3 != 1, torch.arange(5.0), torch.tensor(True), torch.tensor(0.5)]
+KEEP = (torch.rand(5, 1, 4, 5) < 0.6).index_fill(-1, torch.tensor(0), True)
+
+
+@pytest.mark.parametrize(("axes", "mask"), [
+    *((axes, mask) for axes in ((), (3,), (2, 3)) for mask in NARROW),
+    *(((1, 2), mask) for mask in (KEEP, torch.randn(5, 1, 4, 5), *NARROW))])
+def test_masks_broadcast(axes: tuple[int, ...], mask: Tensor) -> None:
+    q, k, v = (torch.randn(*axes, rows, 8) for rows in (4, 5, 5))
+    lead = torch.broadcast_shapes(axes, mask.shape[:-2])
+    expected = F.scaled_dot_product_attention(*(t.expand(*lead, *t.shape[-2:]) for t in (q, k, v)),
+                                              mask.expand(*lead, 4, 5))
     torch.testing.assert_close(compat.scaled_dot_product_attention(q, k, v, mask), expected)
-
-
-def test_masks_broadcast_against_queries_and_keys() -> None:
-    q = torch.randn(1, 2, 3, 4)
-    keep = torch.rand(5, 1, 3, 3) < 0.6
-    keep[..., 0] = True
-    for mask in (keep, torch.randn(5, 1, 3, 3), torch.randn(3), torch.tensor(0.5)):
-        own, *_ = torch.broadcast_tensors(q, torch.zeros(*mask.shape[:-2], 1, 1, 1)[..., 0] if mask.dim() > 2 else q)
-        expected = F.scaled_dot_product_attention(own, own, own, mask.expand(*own.shape[:-1], 3))
-        torch.testing.assert_close(compat.scaled_dot_product_attention(q, q, q, mask), expected)
 
 
 def test_a_layer_is_written_without_what_its_calls_found_out() -> None:
