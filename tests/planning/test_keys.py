@@ -2,7 +2,6 @@
 
 import enum
 import functools
-import math
 from typing import ClassVar
 
 import numpy as np
@@ -17,13 +16,10 @@ from structconv.planning import plan
 from structconv.structures import Causal, Grid, Padding, Window
 
 
-def reference(layer, x, z=None, structure=None):
-    a = layer.basis(x, structure, z=z).dense()
-    return torch.einsum("...kmn,...mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
-
-
 def check(layer, x, z=None, structure=None):
-    torch.testing.assert_close(layer(x, structure, z=z), reference(layer, x, z, structure), rtol=1e-4, atol=1e-5)
+    a = layer.basis(x, structure, z=z).dense()
+    expected = torch.einsum("...kmn,...mp,kpq->...nq", a, x, layer.weight().dense()) + layer.bias
+    torch.testing.assert_close(layer(x, structure, z=z), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -319,35 +315,9 @@ def test_a_basis_may_hold_what_cannot_be_hashed(kind, factors):
         torch.testing.assert_close(conv(x, kind(a, factors), theta), expected, rtol=1e-4, atol=1e-4)
 
 
-class Weighed(Mechanism):
-    """Zeros at M x N, plus what an option says, of M."""
-
-    def __init__(self, of):
-        super().__init__()
-        self.factor_of = of
-
-    def bind(self, channels):
-        self.query = nn.Linear(channels.others, 3)
-
-    def forward(self, inputs):
-        query, key = self.query(inputs.x).unsqueeze(-3), self.query(inputs.z).unsqueeze(-3)
-        return Bilinear(query, key) * self.factor_of(inputs.num_inputs)
-
-
-@pytest.mark.parametrize("of", [
-    lambda m: 0.001 * m, lambda m: m * 0.001, lambda m: m - 99.5, lambda m: 99.5 - m, lambda m: 100 / m,
-    lambda m: m ** 0.5, lambda m: float(m // 2), math.log, math.sqrt, lambda m: min(m, 100),
-    lambda m: 1.0 if m > 99 else 2.0, lambda m: np.float32(0.01) * m, lambda m: float(str(m)), lambda m: len(range(m)),
-    lambda m: divmod(m, 3)[1], lambda m: int(m), lambda m: float(torch.arange(m).sum()), lambda m: m.bit_count()])
-def test_whatever_a_spec_says_of_the_number_of_entries_is_said_of_this_call(of):
-    layer, x = drawn(Conv(Weighed(of), 4, 4)).double(), torch.randn(103, 4).double()
-    for entries in (99, 100, 101, 103, 99):
-        check(layer, x[:entries])
-
-
 def test_specs_that_say_only_how_many_entries_there_are_share_a_plan():
     x = torch.randn(103, 4)
-    for mechanism in (Weighed(lambda m: 2.0), RelativeBias(2, 2) + DotProduct(2, 3), Identity() + DotProduct(),
+    for mechanism in (Own(), RelativeBias(2, 2) + DotProduct(2, 3), Identity() + DotProduct(),
                       (DotProduct() @ DotProduct().softmax()) | Uniform()):
         layer = Conv(mechanism, 4, 4)
         assert len({id(layer.plan(x[:entries])) for entries in (99, 100, 101, 103)}) == 1
