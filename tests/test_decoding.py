@@ -9,7 +9,7 @@ import torch
 from structconv import Additive, Adjacency, ALiBi, DotProduct, Identity, LowRank, Mechanism, RelativeBias, Rotary
 from structconv.bases import Bilinear
 from structconv.errors import ConfigError, ShapeError, StructureError
-from structconv.mechanisms import GaussianWindow, PredictedPosition, RelativeKey
+from structconv.mechanisms import GaussianWindow, General, PredictedPosition, RelativeKey
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing import Setup, Specimen, suite
@@ -88,15 +88,6 @@ def test_steps_are_the_whole_call(name, mask, mixed):
     assert cache.dropped == (6 if mask == "sliding" and not mixed else 0)
 
 
-def test_relative_values_count_from_the_places_of_the_outputs():
-    layer = Conv(DOT.masked(keep=Causal()).softmax(), 8, 6, weight=LowRank(4), relative_value=RelativeValue(2)).double()
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
-    with torch.no_grad():
-        cache = layer.prepare(x[:, :3])
-        steps = [layer.step(cache, x[:, i:i + 1]) for i in range(3, 6)]
-    torch.testing.assert_close(torch.cat(steps, 1), layer(x)[:, 3:])
-
-
 def test_beams_are_reordered_and_drafts_taken_back():
     layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
     with torch.no_grad():
@@ -171,15 +162,26 @@ FOUND = {
     "bump_in_a_window": (DOT + GaussianWindow(1.5)).masked(keep=SLIDING).softmax(),
     "bump_alone": GaussianWindow(1.5).masked(keep=SLIDING),
 }
+#: Weights of low rank: of queries that heads share, and with values by position.
+OF_LOW_RANK = {
+    "shared_queries": (General(heads=2).masked(keep=Causal()).softmax(), {}),
+    "shared_queries_of_all_pairs": (DotProduct().softmax(), {}),
+    "relative_values": (DOT.masked(keep=Causal()).softmax(), {"relative_value": RelativeValue(2)}),
+}
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_steps_of_what_an_adversary_found(name):
-    layer = Conv(FOUND[name], 8, 6).double()
+@pytest.mark.parametrize("start", [0, 4])
+@pytest.mark.parametrize("name", [*FOUND, *OF_LOW_RANK])
+def test_steps_of_what_an_adversary_found(name, start):
+    if name in FOUND:
+        layer = Conv(FOUND[name], 8, 6).double()
+    else:
+        expression, options = OF_LOW_RANK[name]
+        layer = Conv(expression, 8, 6, weight=LowRank(3), **options).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     with torch.no_grad():
-        cache = layer.prepare(x[:, :0])
-        for t in range(9):
+        cache = layer.prepare(x[:, :start])
+        for t in range(start, 9):
             step, whole = layer.step(cache, x[:, t:t + 1]), layer(x[:, :t + 1])[:, t:]
             torch.testing.assert_close(step, whole)
 

@@ -59,17 +59,6 @@ def test_of_an_input_that_loses_its_edges_after_the_first_call():
     same_with_nan(layer, torch.randn(M, P).double(), HIDDEN, graph, z=torch.randn(M, P).double())
 
 
-def test_of_two_masks_that_no_pair_passes():
-    expression = (DOT.masked(keep=Window(1)) + General(2).masked(drop=Window(1))).softmax()
-    same_with_nan(Conv(expression, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())
-
-
-def test_of_two_factors_that_no_pair_has():
-    first, second = DOT.masked(keep=Window(1)).softmax(over="outputs"), General(2).masked(drop=Window(1)).softmax(
-        over="outputs")
-    same_with_nan(Conv(first * second, P, P).double(), torch.randn(M, P).double(), [2], z=torch.randn(M, P).double())
-
-
 @pytest.mark.parametrize("one", [Window(1), DenseMask(torch.eye(M) > 0)])
 def test_a_factor_that_is_nan_where_the_other_has_no_pair(one):
     both = DOT.masked(keep=one).normalize("sigmoid") * General(2).masked(keep=Window(2)).normalize("sigmoid")
@@ -79,14 +68,22 @@ def test_a_factor_that_is_nan_where_the_other_has_no_pair(one):
     torch.testing.assert_close(layer(x, z=z)[2:], expected[2:])
 
 
-@pytest.mark.parametrize(("expression", "hidden"), [
-    (DOT.masked(drop=Causal()).softmax(), [0]), (Context(3, heads=2).masked(keep=Window(1)).softmax(), [4, 5]),
-    (DOT.masked(keep=Window(1)).softmax() | DOT.masked(keep=Causal()).softmax(), [8])])
-def test_of_the_entries_themselves_and_of_learned_queries(expression, hidden):
-    z = {"z": torch.randn(3, P).double()} if "Causal" in repr(expression) and hidden != [0] else {}
-    if hidden == [0]:  # its own query is NaN: of the others
-        expression = Context(6, heads=2).masked(drop=Causal()).softmax()
-    same_with_nan(Conv(expression, P, P).double(), torch.randn(9, P).double(), hidden, **z)
+NEAR = DOT.masked(keep=Window(1))
+#: Expressions, the hidden inputs, and how many outputs are given as z.
+OTHERS = {
+    "two masks that no pair passes": ((NEAR + General(2).masked(drop=Window(1))).softmax(), [2], M),
+    "two factors that no pair has": (NEAR.softmax(over="outputs") * General(2).masked(drop=Window(1)).softmax(
+        over="outputs"), [2], M),
+    "two heads": (NEAR.softmax() | DOT.masked(keep=Causal()).softmax(), [8], 3),
+    "learned queries, the first": (Context(6, heads=2).masked(drop=Causal()).softmax(), [0], None),
+    "learned queries": (Context(3, heads=2).masked(keep=Window(1)).softmax(), [4, 5], None)}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_expressions_of_several_terms_and_of_learned_queries(name):
+    expression, hidden, outputs = OTHERS[name]
+    z = {} if outputs is None else {"z": torch.randn(outputs, P).double()}
+    same_with_nan(Conv(expression, P, P).double(), torch.randn(M, P).double(), hidden, **z)
 
 
 def test_of_a_batch_of_samples():
