@@ -1,11 +1,8 @@
 """Keys of `state_dict` are the names of parameters and persistent buffers, of every layer that there is."""
 
 import pytest
-import torch
-from torch import nn
 
 from examples.literature import ROWS
-from structconv import Conv, DotProduct
 from tests.support.layers import uses
 from tests.support.mutations.states import check_names
 
@@ -18,9 +15,3 @@ def test_keys_are_names(made):
             check_names(make())
         except AssertionError as error:
             raise AssertionError(name) from error
-
-
-def test_buffers_that_are_not_persistent_are_no_part_of_a_state():
-    layer = nn.Sequential(Conv(DotProduct(2, 3).softmax(), 4, 4))
-    layer[0].register_buffer("passing", torch.ones(1), persistent=False)
-    check_names(layer)
