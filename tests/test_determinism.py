@@ -1,8 +1,6 @@
 """Results and gradients are the same numbers in each run and with any number of threads, if torch is told to be
 deterministic."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -33,17 +31,14 @@ def attention(keep):
     return Conv(DotProduct(4, 8).scaled().masked(keep=keep).softmax(), CHANNELS, CHANNELS)
 
 
-def pooled(how):
-    return GraphPool(CHANNELS, how), nodes(), Samples([NODES // 3] * 3)
-
-
 LAYERS = {
     "GCN": lambda: (GCNConv(CHANNELS, CHANNELS), nodes(), graph()),
     "GAT": lambda: (GATConv(CHANNELS, 8, heads=4), nodes(), graph()),
     "GATv2": lambda: (GATv2Conv(CHANNELS, 8, heads=4), nodes(), graph()),
     "attention along edges": lambda: (attention(STRUCTURE), nodes(), graph()),
     "R-GCN": lambda: (RelationalConv(CHANNELS, CHANNELS, 3), nodes(), facts()),
-    **{f"pooling, {how}": partial(pooled, how) for how in ("sum", "mean", "softmax")},
+    **{f"pooling, {how}": lambda how=how: (GraphPool(CHANNELS, how), nodes(), Samples([NODES // 3] * 3))
+       for how in ("sum", "mean", "softmax")},
     "windows": lambda: (attention(Window(20)), nodes(2, 1500, CHANNELS)),
     "dense attention": lambda: (MultiheadAttention(CHANNELS, 4), nodes(2, 300, CHANNELS)),
     "convolution": lambda: (Conv2d(8, 16, 3, padding=1), nodes(4, 8, 40, 40)),

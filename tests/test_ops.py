@@ -139,12 +139,8 @@ class Layer(nn.Module):
         return conv(x, self.make(x), self.theta)
 
 
-def similarity(x):
-    return Dense((x @ x.mT).unsqueeze(-3).softmax(-2))
-
-
 def heads(x):
-    return similarity(x) | Identity(x.shape[-2])
+    return Dense((x @ x.mT).unsqueeze(-3).softmax(-2)) | Identity(x.shape[-2])
 
 
 @pytest.mark.parametrize("name", drawn(["depthwise", "full", "separable", "low rank"], 4))

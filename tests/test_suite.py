@@ -48,13 +48,9 @@ def test_every_basis_and_mechanism_is_in_some_specimen_or_layer():
     used |= {type(node) for specimen in SPECIMENS.values() for node in nodes(specimen.basis())}
     places = ("structconv.bases.", "structconv.mechanisms.")
     there = {cls for base in (Basis, Mechanism) for cls in _subclasses(base)
-             if cls.__module__.startswith(places) and not inspect.isabstract(cls) and _is_public(cls)}
+             if cls.__module__.startswith(places) and not inspect.isabstract(cls) and not cls.__name__.startswith("_")}
     missing = sorted(cls.__name__ for cls in there - used if not any(issubclass(other, cls) for other in there - {cls}))
     assert not missing, f"no specimen or layer has {', '.join(missing)}"
-
-
-def _is_public(cls):
-    return not cls.__name__.startswith("_")
 
 
 def test_programs_are_checked_on_a_batch_of_two_structures_that_differ():

@@ -13,11 +13,6 @@ from tests.support.layers import drawn, uses
 EDGES, NODES = 90, 40
 
 
-def a_graph():
-    index = torch.randint(NODES, (2, EDGES), generator=torch.Generator().manual_seed(0))
-    return Graph(index, num_nodes=NODES, edge_attr=torch.randn(EDGES, 3))
-
-
 def test_no_operator_is_left_out():
     assert FORMULAS.keys() == OPERATORS.keys()
 
@@ -35,7 +30,8 @@ def test_every_layer_is_counted(name):
                for flops in counter.get_flop_counts().get("Global", {}).values())
 
 
-GRAPH = a_graph()
+GRAPH = Graph(torch.randint(NODES, (2, EDGES), generator=torch.Generator().manual_seed(0)), num_nodes=NODES,
+              edge_attr=torch.randn(EDGES, 3))
 KNOWN = {
     "GCN": (Conv(Adjacency(self_loops=False), 16, 8), (GRAPH,), 2 * NODES * 16 * 8 + 2 * EDGES * 8),
     "Chebyshev": (Conv(Chebyshev(4), 16, 128), (GRAPH,), 2 * 5 * NODES * 16 * 128 + 2 * 4 * EDGES * 16),

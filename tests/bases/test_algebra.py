@@ -14,7 +14,6 @@ from tests.support.library import random
 F64 = torch.float64
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 N = 5
-I = torch.arange(N)  # noqa: E741 - the index of an entry
 
 
 def scores(heads=2, n=N):

@@ -16,7 +16,7 @@ from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Graph,
 from tests.kernels.applied import applied, check_computes_the_same, expression, offered, planned, problem_of
 from tests.support.drawn import drawn
 
-KERNEL, BLOCKED = "torch.flex", "structconv.blocked_attention"
+KERNEL = "torch.flex"
 N, P = 19, 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DOT = DotProduct(heads=4).scaled()

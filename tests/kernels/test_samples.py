@@ -36,10 +36,6 @@ def test_by_plans_of_their_own_samples_give_what_each_gives_alone(name, preferre
     check_samples(USES[name]())
 
 
-def elu_plus_one(t):
-    return nn.functional.elu(t) + 1
-
-
 def layers():
     """By name, a layer of 8 channels whose samples a native kernel of windows does not take in float64."""
     return {"mha": MultiheadAttention(8, 2), "causal": Conv(product().masked(keep=Causal()).softmax(), 8, 8),
@@ -47,7 +43,7 @@ def layers():
             "location": Conv(Location(400, heads=2).softmax(), 8, 8), "sink": Conv(product().softmax(sink=0.5), 8, 8),
             "additive": Conv(Additive(4, heads=2).softmax(), 8, 8),
             "over_outputs": Conv(product().softmax(over="outputs"), 8, 8),
-            "linear": Conv(DotProduct(heads=2, dim=4, feature=elu_plus_one).normalize("sum"), 8, 8)}
+            "linear": Conv(DotProduct(2, 4, feature=lambda t: nn.functional.elu(t) + 1).normalize("sum"), 8, 8)}
 
 
 #: The kernels that compute one sample; the pairs of the other expressions are evaluated.

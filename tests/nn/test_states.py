@@ -166,12 +166,10 @@ def test_an_expression_can_be_replaced():
         layer.mechanism = nn.Identity()
 
 
-def local(center):
-    return (DOT.masked(keep=Window(2, center=center)).softmax() * GaussianWindow(1.0, center)) | Identity()
-
-
 def test_a_module_that_two_leaves_have_has_one_name():
-    layer, x = Conv(local(PredictedPosition()), P, Q), torch.randn(M, P)
+    center = PredictedPosition()
+    near = DOT.masked(keep=Window(2, center=center)).softmax() * GaussianWindow(1.0, center)
+    layer, x = Conv(near | Identity(), P, Q), torch.randn(M, P)
     assert [key for key in layer.state_dict() if "hidden" in key] == ["mask.position0.hidden.weight"]
     y = layer(x)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), Conv(layer.mechanism, P, Q)):

@@ -19,10 +19,6 @@ def with_gradients(operator, edges, inputs):
     return [t.detach().double() for t in (y, *torch.autograd.grad(y, expected, grad, materialize_grads=True))]
 
 
-def exactly(operator, edges, inputs):
-    return with_gradients(operator, edges, [t.detach().double().requires_grad_(t.requires_grad) for t in inputs])
-
-
 def distances(actual, exact):
     return [float((a - b).square().mean().sqrt()) for a, b in zip(actual, exact, strict=True)]
 
@@ -31,7 +27,8 @@ def check_as_exact_as_plain_float32(operator, edges, inputs, monkeypatch, size=0
     """`size`: of products of rows of inputs with inputs, which are rounded before they cancel."""
     if core() is None:
         pytest.skip("the native core cannot be built here")
-    exact = exactly(operator, edges, inputs)
+    wide = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    exact = with_gradients(operator, edges, wide)
     actual = distances(with_gradients(operator, edges, inputs), exact)
     monkeypatch.setattr(dispatch, "usable", lambda x, edges: None)
     plain = distances(with_gradients(operator, edges, inputs), exact)

@@ -73,7 +73,6 @@ class Graded(Mechanism):
 
 
 def named(**makers: Make) -> None:
-    """Enter layers."""
     LAYERS.update({name: seeded(make) for name, make in makers.items()})
 
 
@@ -83,17 +82,14 @@ def image(*sizes: int) -> Tensor:
 
 
 def graph(**options: Any) -> Graph:
-    """A random graph."""
     return library.random_graph(**options)
 
 
 def x() -> Tensor:
-    """Entries."""
     return library.random(M, P)
 
 
 def xs() -> Tensor:
-    """A batch of entries."""
     return library.random(2, M, P)
 
 
@@ -129,11 +125,8 @@ def _attention() -> None:
           mha_padded=lambda: use(mha(P, 2), xs(), keep=Padding(torch.arange(M) < torch.tensor([[4], [5]]))),
           mha_graph=lambda: use(mha(P, 2), x(), structure=graph()),
           mha_window=lambda: use(mha(P, 2), xs(), structure=Window(1)),
-          **{f"non_local_{name}": partial(_non_local, name) for name in layers.NonLocalBlock.FUNCTIONS})
-
-
-def _non_local(function: str) -> Use:
-    return use(layers.NonLocalBlock(P, 2, function, axes=1), image(M))
+          **{f"non_local_{name}": lambda name=name: use(layers.NonLocalBlock(P, 2, name, axes=1), image(M))
+             for name in layers.NonLocalBlock.FUNCTIONS})
 
 
 def _grids() -> None:
@@ -156,9 +149,8 @@ def _grids() -> None:
 
 def _expressions() -> None:
     dot = mechanisms.DotProduct(heads=2, dim=3)
-    kept = graph_in_mask
     biased = dot.scaled() + RelativeBias(2)
-    named(masked_by_graph=lambda: use(Conv(dot.masked(keep=kept()).softmax(), P, Q), x()),
+    named(masked_by_graph=lambda: use(Conv(dot.masked(keep=graph()).softmax(), P, Q), x()),
           biased_window=lambda: use(Conv(biased.masked(keep=Window(2)).softmax(), P, Q, weight=LowRank(3)), xs()),
           window=lambda: use(Conv(dot.masked(keep=Window(2)).softmax(), P, Q), xs()),
           swin=lambda: use(Conv((dot.scaled() + RelativeBias((1, 2))).masked(keep=Window(1)).softmax(), P, Q),
@@ -189,7 +181,8 @@ def _expressions() -> None:
     named(mapped_by_a_module=lambda: use(Conv((dot.scaled().map(nn.PReLU(init=0.4)) + ALiBi()).softmax(), P, Q), xs()))
     for name, activation in {"partial": partial(F.leaky_relu, negative_slope=0.3), "module": nn.LeakyReLU(0.3),
                              "trained": nn.PReLU(init=0.4), "silu": F.silu}.items():
-        named(**{f"additive_{name}": partial(_additive, activation)})
+        named(**{f"additive_{name}": lambda activation=activation: use(
+            Conv(mechanisms.Additive(3, 2, activation=activation).softmax(), P, Q), xs())})
     named(pairs=lambda: use(Conv(mechanisms.Pair(nn.Sequential(nn.Linear(2 * P, 3), nn.ReLU(), nn.Linear(3, 2)), 2)
                                  .softmax(), P, Q), x()))
 
@@ -250,15 +243,6 @@ def _several_inputs() -> None:
                    {"nodes": P, "others": 2}, Q, other_channels=3),
               {"nodes": x(), "others": library.random(5, 2)}, z=library.random(4, 3),
               structure={"all": graph(outputs=4, edges=5), "near": graph(inputs=5, outputs=4, edges=9)}))
-
-
-def _additive(activation: Any) -> Use:
-    return use(Conv(mechanisms.Additive(3, 2, activation=activation).softmax(), P, Q), xs())
-
-
-def graph_in_mask() -> Graph:
-    """A graph to be part of an expression."""
-    return library.random_graph()
 
 
 def over_specimens() -> dict[str, Make]:

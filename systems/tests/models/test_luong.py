@@ -8,14 +8,10 @@ from structconv_systems.models.luong import WINDOWS, Luong
 from systems.tests.models.sequences import WORDS, pairs
 
 
-def options_of(score, window):
-    return {"score": score, "window": window, "radius": None if window == "global" else 2,
-            "length": 9 if score == "location" else None}
-
-
 def make(score="general", window="global", feeding=True, seed=0):
     torch.manual_seed(seed)
-    return Luong(WORDS, WORDS, embed=12, hidden=16, input_feeding=feeding, **options_of(score, window))
+    return Luong(WORDS, WORDS, embed=12, hidden=16, input_feeding=feeding, score=score, window=window,
+                 radius=None if window == "global" else 2, length=9 if score == "location" else None)
 
 
 @pytest.mark.parametrize("feeding", [True, False])

@@ -1,6 +1,5 @@
 """Filters on the graph of pixels, and the CNN of the same size."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -11,7 +10,6 @@ from systems.tests.models.images import drawn
 
 SIDE, CLASSES = 12, 3
 SIZES = {"channels": (4, 8), "hidden": 16, "dropout": 0.0}
-EACH = pytest.mark.parametrize("kind", ["graph", "grid"])
 
 
 def make(kind, seed=0, **options):
