@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -53,31 +54,38 @@ def sequences():
     return [torch.randn(n, P, dtype=torch.float64, generator=generator) for n in LENGTHS]
 
 
+def padded(own, number):
+    """Sequences as long as the longest, and which of their entries exist."""
+    keep = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(-1)
+    return nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=number), keep
+
+
+def single_results(layer, masked, own, masks):
+    """What each sequence gives alone, by the parameters of a layer."""
+    state = {key: value for key, value in layer.state_dict().items() if not MASK.search(key)}
+    for t, keep in zip(own, masks, strict=True):
+        single = Conv(masked(keep), P, P).double()
+        single.load_state_dict(state, strict=False)
+        yield single(t)
+
+
 @pytest.mark.parametrize(("name", "end"), list(zip(SCORES, itertools.cycle(ENDS))))
 def test_a_padded_sequence_gives_what_it_gives_alone(name, end):
-    own, longest = sequences(), max(LENGTHS)
-    keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
-    x = torch.stack([torch.cat([t, torch.full((longest - len(t), P), 7.0, dtype=t.dtype)]) for t in own])
-    padded = Conv(ENDS[end](SCORES[name], keep), P, P).double()
-    y = padded(x)
-    for i, t in enumerate(own):
-        single = Conv(ENDS[end](SCORES[name], torch.ones(len(t), dtype=torch.bool)), P, P).double()
-        state = {key: value for key, value in padded.state_dict().items() if not MASK.search(key)}
-        single.load_state_dict(state, strict=False)
-        torch.testing.assert_close(y[i, :len(t)], single(t))
+    masked, own = partial(ENDS[end], SCORES[name]), sequences()
+    x, keep = padded(own, 7.0)
+    layer = Conv(masked(keep), P, P).double()
+    masks = [torch.ones(n, dtype=torch.bool) for n in LENGTHS]
+    for actual, expected in zip(layer(x), single_results(layer, masked, own, masks), strict=True):
+        torch.testing.assert_close(actual[:len(expected)], expected)
 
 
 @pytest.mark.parametrize(("name", "end"), list(zip(SCORES, itertools.cycle(ENDS))))
 def test_entries_that_are_masked_out_of_a_batch_of_samples_do_not_count(name, end):
-    own = sequences()
-    keep = torch.cat([torch.arange(len(t)) < len(t) - 1 for t in own])
-    layer = Conv(ENDS[end](SCORES[name], keep), P, P).double()
-    y = layer(torch.cat(own), structure=Samples(LENGTHS)).split(LENGTHS)
-    for actual, t in zip(y, own, strict=True):
-        single = Conv(ENDS[end](SCORES[name], torch.arange(len(t)) < len(t) - 1), P, P).double()
-        state = {key: value for key, value in layer.state_dict().items() if not MASK.search(key)}
-        single.load_state_dict(state, strict=False)
-        torch.testing.assert_close(actual, single(t))
+    masked, own = partial(ENDS[end], SCORES[name]), sequences()
+    masks = [torch.arange(n) < n - 1 for n in LENGTHS]
+    layer = Conv(masked(torch.cat(masks)), P, P).double()
+    y = layer(torch.cat(own), structure=Samples(LENGTHS))
+    torch.testing.assert_close(y, torch.cat([*single_results(layer, masked, own, masks)]))
 
 
 def test_booleans_of_a_batch_as_long_as_the_sequence_are_a_mask_of_inputs_in_a_call_and_refused_in_an_expression():
@@ -156,9 +164,7 @@ def test_nested_tensors_are_prepared_as_entries_of_samples():
 @pytest.mark.parametrize(("name", "place"), list(zip(SCORES, itertools.cycle(PLACES))))
 def test_what_is_prepared_of_padded_entries_passes_no_gradient_of_them(name, place):
     """Padding that holds NaN: the gradients of the ordinary call."""
-    own, longest = sequences(), max(LENGTHS)
-    keep = torch.arange(longest) < torch.tensor(LENGTHS).unsqueeze(-1)
-    x = torch.stack([torch.cat([t, torch.full((longest - len(t), P), torch.nan, dtype=t.dtype)]) for t in own])
+    x, keep = padded(sequences(), torch.nan)
     mask, given = (STRUCTURE_IF_GIVEN, Padding(keep)) if place == "the call" else (keep, None)
     expression = SCORES[name].masked(keep=mask).softmax()
     expression = expression | (0.5 * SCORES[name]).masked(keep=mask).softmax() if place[:3] == "two" else expression

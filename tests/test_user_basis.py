@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from structconv import ConfigError, Conv, DotProduct, Mechanism, ShapeError, StructureError, conv
+from structconv import Conv, DotProduct, Mechanism, ShapeError, StructureError, conv
 from structconv.bases import Basis, Identity, Score, value
 from structconv.structures import Causal, Grid, Samples, Window
 from structconv.testing import Setup, Specimen, suite
@@ -198,13 +198,6 @@ def test_a_dense_of_booleans_counts_as_zeros_and_ones():
 
     table, x = torch.rand(4, 4) > 0.5, torch.randn(4, 3)
     torch.testing.assert_close(Table(table).analysis(x)[0], table.to(x.dtype).mT @ x)
-
-
-def test_mistakes_that_would_train_silently_are_refused():
-    with pytest.raises(ConfigError, match="scaled: its basis must have scores"):
-        Conv(DotProduct(heads=2).softmax().scaled(), 4, 4)(torch.randn(5, 4))
-    with pytest.raises(StructureError, match=r"Say which it is: DenseMask\(mask\) for pairs"):
-        DotProduct(heads=2).masked(keep=torch.ones(6, 6).tril().bool())
 
 
 def test_a_score_without_evaluate_is_abstract():
