@@ -335,8 +335,6 @@ def _band(bucket: Tensor | None) -> tuple[int, int]:
 
 
 _IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "exp": torch.exp_}
-
-
 _MAPPED = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "exp": torch.exp}
 
 
@@ -435,11 +433,11 @@ class _Problem(NamedTuple):
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = _Problem.of(arguments)
     with private.without_autocast(problem.q.device.type):
-        y, shares, total = _weighed(problem, problem.blocks())
+        y, shares, total = _weighted_sums(problem, problem.blocks())
     return y.to(problem.v.dtype), shares.to(problem.v.dtype), total
 
 
-def _weighed(problem: _Problem, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted_sums(problem: _Problem, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
     """(y, shares, total), the last what weights were divided by, or zero; empty where they were not."""
     q, v, divided = blocks.q, problem.v.to(blocks.q.dtype), problem.options.weights in ("sum", "count")
     y = q.new_empty((*q.shape[:2], v.shape[2]))
@@ -487,13 +485,13 @@ def _backward(*arguments: Any) -> tuple[Tensor | None, ...]:
         if total.numel():
             divisor = _divisor(total)
             g, gs = g / divisor, None if gs is None else gs / divisor
-        grads = _differentiated(problem, blocks, g, gs, total, wants_diagonal, wants_rows)
+        grads = _gradients(problem, blocks, g, gs, total, wants_diagonal, wants_rows)
     like = (problem.q, problem.k, problem.v, problem.terms.diagonal, problem.terms.rows)
     return tuple(None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, like, strict=True))
 
 
-def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | None, total: Tensor,
-                    wants_diagonal: bool, wants_rows: bool) -> _Gradients:
+def _gradients(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | None, total: Tensor, wants_diagonal: bool,
+               wants_rows: bool) -> _Gradients:
     v, terms, (q, k) = problem.v.to(g.dtype), blocks.terms, (blocks.q, blocks.k)
     grads = _Gradients(torch.empty_like(q), torch.zeros_like(k), v.new_zeros(v.shape),
                       *(t.new_zeros(t.shape) if t is not None and needed else None
@@ -507,7 +505,7 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
         dropped = blocks.dropped(span, t, d)
         grads.v[heads, inputs].baddbmm_(dropped.mT, block_g)
         if problem.options.weights == "softmax":
-            d = _through_softmax(t, d)
+            d = _softmax_gradient(t, d)
         elif problem.options.weights == "sum":
             divisor = flipped(total, span).unsqueeze(-1)
             d.sub_(torch.where(divisor == 0, 0, (t * d).sum(-1, keepdim=True) / divisor))
@@ -523,7 +521,7 @@ def _differentiated(problem: _Problem, blocks: Blocks, g: Tensor, gs: Tensor | N
     return grads
 
 
-def _through_softmax(t: Tensor, d: Tensor) -> Tensor:
+def _softmax_gradient(t: Tensor, d: Tensor) -> Tensor:
     """t (d - mean), the mean of d by the weights t, in place of d. The mean is not taken from y, which rounds
     differently: so a weight of 1 gives its score no gradient."""
     if d.is_cpu and private.softmax_backward is not None:

@@ -11,11 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
+from structconv.primitives import (  # noqa: F401  (define operators)
+    blocked_attention,
+    conditioned,
+    dense_additive,
+    layout,
+    polynomials,
+    products,
+    shifted,
+    window,
+)
 from structconv.primitives.edge_attention import ends_of
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.operator import COMPOSED, EDGES, by_layouts
-from structconv.primitives.polynomials import STEPS
+from structconv.primitives.operator import COMPOSED, EDGES
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of, stable_order
 
@@ -29,8 +38,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """The table for `torch.export.ExportedProgram.run_decompositions`: each operator of a forward pass by torch's.
 
     `torch.onnx.export` uses it by itself. A program with dynamic sizes stays so. Attention along edges and sparse
-    products hold one row for each edge. Operators of a backward pass are not in it, nor are `group_products` and
-    recurrences, which an exported program does not hold unless you call `structconv.primitives` yourself.
+    products hold one row for each edge. Operators of a backward pass are not in it, nor is `group_products`, which an
+    exported program does not hold unless you call `structconv.primitives` yourself.
 
     Example:
 
@@ -52,7 +61,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         _OPS.layouts.default: _layouts, _OPS.spmm.default: _spmm, _OPS.sddmm.default: _sddmm,
         _OPS.spmm_add.default: _spmm_add, _OPS.project.default: _project, _OPS.outer.default: _outer,
         _OPS.shift_products.default: _shift_products,
-        **{getattr(_OPS, name).default: by_layouts(steps) for name, steps in STEPS.items()},
         _OPS.window_attention.default: _window_attention,
         _OPS.project_relu.default: lambda x, w, bias: _project(x, w, bias).relu(),
     }

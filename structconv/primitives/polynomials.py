@@ -21,10 +21,10 @@ from structconv.primitives.functions import apply, pulled_back, transformed
 from structconv.primitives.memory import new_empty
 from structconv.primitives.native.checks import check_edges, check_numbers
 from structconv.primitives.native.indices import Csr
-from structconv.primitives.operator import EDGES, by_layouts, define
+from structconv.primitives.operator import COMPOSED, EDGES, by_layouts, define
 from structconv.primitives.products import product
 
-__all__ = ["STEPS", "Recurrence", "polynomial_analysis", "polynomial_product", "polynomial_synthesis"]
+__all__ = ["Recurrence", "polynomial_analysis", "polynomial_product", "polynomial_synthesis"]
 
 #: Channels up to which the samples of a batch lie side by side, V C numbers a row: a sparse product of so few channels
 #: takes longer for its indices than for its numbers.
@@ -231,13 +231,11 @@ def _declare(name: str, adjoint: str, x: str, dims: int, kernel: Callable[..., T
     _OPERATORS[name] = define(
         name, f"{EDGES}, Tensor? values, Tensor {x}, int highest, int lowest, bool chebyshev", _side_by_side(kernel),
         by_layouts(fake), check, backward=backward, save=save, tangent=tangent)
-    STEPS[name] = steps
+    COMPOSED[name] = by_layouts(steps)
     return _OPERATORS[name]
 
 
 _OPERATORS: dict[str, Callable[..., Tensor]] = {}
-#: Each operator by steps that are operators themselves.
-STEPS: dict[str, Callable[..., Tensor]] = {}
 _analysis = _declare("polynomial_analysis", "polynomial_synthesis", "x", 3, _analysis_kernel, _analysis_fake,
                      _analysis_steps)
 _synthesis = _declare("polynomial_synthesis", "polynomial_analysis", "r", 4, _synthesis_kernel, _synthesis_fake,

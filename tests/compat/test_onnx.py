@@ -1,6 +1,8 @@
 """Exported programs with dynamic sizes by torch's operators alone, and as ONNX in onnxruntime, against the layers."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,9 @@ def test_every_operator_of_a_forward_pass_is_decomposed() -> None:
     importlib.import_module("structconv.kernels")  # all operators
     table = {str(operator).split(".")[1] for operator in decompositions()}
     assert table | OUTSIDE == {name for name in OPERATORS if not name.endswith("_backward")} and not table & OUTSIDE
+
+
+def test_the_table_may_be_the_first_thing_that_a_process_asks_for() -> None:
+    code = "from structconv.compat import decompositions; print(len(decompositions()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) == len(decompositions())

@@ -12,7 +12,7 @@ from structconv.errors import ConfigError, ShapeError, StructureError, text_of
 from structconv.primitives.native.indices import LIMIT, Csr, sealed
 from structconv.primitives.native.loader import core
 
-__all__ = ["check_columns", "check_dropout", "check_edges", "check_like", "check_numbers", "check_scalar"]
+__all__ = ["check_columns", "check_dropout", "check_edges", "check_like", "check_numbers"]
 
 
 def check_numbers(owner: str, first: Tensor, *others: Tensor | None) -> None:
@@ -33,21 +33,20 @@ def check_like(owner: str, name: str, tensor: Tensor, expected: Tensor) -> None:
                          f"{text_of(tensor.shape)} and {tensor.dtype}")
 
 
-def check_scalar(owner: str, name: str, tensor: Tensor) -> None:
-    """Raise `ShapeError` unless a tensor is one integer."""
-    if tensor.dim() or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-        raise ShapeError(owner, f"{name} must be an integer scalar tensor",
-                         f"{text_of(tensor.shape)} of {tensor.dtype}")
-
-
 def check_dropout(owner: str, dropout: float, seed: Tensor | None, batch_heads: int | None = None) -> None:
-    """Raise `ConfigError` unless 0 <= dropout < 1, with a seed where it is not zero, and batch_heads is at least 1."""
+    """Check 0 <= dropout < 1, an integer seed unless it is zero, and that batch_heads is at least 1.
+
+    Raises:
+        ConfigError: if one of them is out of range, or missing.
+        ShapeError: if the seed is not one integer.
+    """
     if not 0 <= dropout < 1:
         raise ConfigError(owner, "dropout must be in [0, 1)", dropout)
     if dropout > 0:
         if seed is None:
             raise ConfigError(owner, "dropout needs a seed", None, "Pass an integer scalar tensor.")
-        check_scalar(owner, "seed", seed)
+        if seed.dim() or seed.is_floating_point() or seed.is_complex() or seed.dtype is torch.bool:
+            raise ShapeError(owner, "seed must be an integer scalar tensor", f"{text_of(seed.shape)} of {seed.dtype}")
     if batch_heads is not None and batch_heads < 1:
         raise ConfigError(owner, "batch_heads must be at least 1", batch_heads)
 

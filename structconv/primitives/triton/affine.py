@@ -33,7 +33,7 @@ from structconv.primitives.triton.common import (
     strides,
     write_sums,
 )
-from structconv.primitives.triton.tiles import tile
+from structconv.primitives.triton.splits import tile
 
 __all__ = ["affine_backward", "affine_forward"]
 

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from structconv.primitives.triton.common import Rows, launch, raised, write_softmax
-from structconv.primitives.triton.tiles import Tile, power
+from structconv.primitives.triton.splits import Tile, power
 
 __all__ = ["add_parts", "combine_softmax"]
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from structconv.primitives.hashing import Drop
 from structconv.primitives.native.indices import Csr, narrow
-from structconv.primitives.triton.splits import Parts, parts
-from structconv.primitives.triton.tiles import tile
+from structconv.primitives.triton.splits import Parts, parts, tile
 
 __all__ = ["Rows", "begin", "dot_rows", "drop_arguments", "end_softmax", "enter", "fold", "generator", "kept", "launch",
            "load_row", "load_rows", "mix", "raised", "recalled", "span", "step", "strides", "write_part",

@@ -9,7 +9,7 @@ from torch import Tensor
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.triton.combine import add_parts
 from structconv.primitives.triton.common import Rows, launch, span, step
-from structconv.primitives.triton.tiles import power, tile
+from structconv.primitives.triton.splits import power, tile
 
 __all__ = ["sddmm", "spmm"]
 

@@ -42,7 +42,7 @@ from structconv.primitives.triton.common import (
     strides,
     write_sums,
 )
-from structconv.primitives.triton.tiles import power, tile
+from structconv.primitives.triton.splits import power, tile
 
 __all__ = ["additive_backward", "additive_forward", "bilinear_backward", "bilinear_forward", "packed_backward",
            "packed_forward"]

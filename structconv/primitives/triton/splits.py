@@ -1,7 +1,13 @@
-"""Long rows of a layout, cut into parts of equal length: the balance of load on graphs with hubs.
+"""How the work of a kernel is split among programs: tiles, and parts of long rows.
 
-A program takes one row, or one part of a long row. Parts leave float32 sums behind, which a second pass combines in
-the order of the parts. The cut depends on the layout alone; it is made once for a layout and remembered.
+A program takes one row, or one part of a long row, and a tile of edges x heads x channels at a time. Rows are cut into
+parts of equal length to balance the load on graphs with hubs. Parts leave float32 sums behind, which a second pass
+combines in the order of the parts. The cut depends on the layout alone; it is made once for a layout and remembered.
+
+A warp reads a row of up to 128 numbers in one sweep of its lanes, with several edges in flight; sums over edges then
+stay inside a lane. A row costs four loads that wait for each other (pointer, index, score, entry), so many small
+programs are wanted on a processor at once, hence few registers in each. By the compiler's count every kernel fits the
+registers of compute capability 8.0 and 9.0; the sizes have not been measured on a GPU.
 """
 
 from __future__ import annotations
@@ -13,9 +19,39 @@ from torch import Tensor
 
 from structconv.derived import derived
 
-__all__ = ["LONGEST", "Parts", "parts"]
+__all__ = ["LONGEST", "Parts", "Tile", "parts", "power", "tile"]
 
 LONGEST = 1024  # edges of one program; a program of a smaller row ends before, so only hubs are cut
+_WARP_ROW = 128  # numbers of a row that one warp holds
+_WARP_TILE = 1024  # numbers of a tile that one warp holds: 32 in a lane
+_MOST_EDGES = 32
+
+
+class Tile(NamedTuple):
+    """Powers of two: `edges` x `heads` x `channels` numbers by `warps` warps; `blocks` programs cover all heads."""
+
+    edges: int
+    heads: int
+    channels: int
+    warps: int
+    blocks: int
+
+
+def tile(heads: int, channels: int, tables: int = 1, widest: int = 1024) -> Tile:
+    """The tile for rows of `heads` x `channels` numbers, gathered from `tables` tables at once.
+
+    Channels beyond `widest` are left to other programs.
+    """
+    wide = min(power(channels), widest)
+    group = min(power(heads), max(1, _WARP_ROW // wide))
+    warps = max(1, group * wide // _WARP_ROW)
+    edges = _WARP_TILE * warps // (group * wide * tables)
+    return Tile(max(2, min(_MOST_EDGES, edges)), group, wide, warps, -(-heads // group))
+
+
+def power(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 class Parts(NamedTuple):
