@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 
 from structconv import Additive, Adjacency, ALiBi, DotProduct, Identity, LowRank, Mechanism, RelativeBias, Rotary
 from structconv.bases import Bilinear
@@ -13,7 +14,6 @@ from structconv.mechanisms import GaussianWindow, General, PredictedPosition, Re
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing import Setup, Specimen, suite
-from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 from tests.support.errors import check_refused
 from tests.support.layers import drawn, uses
 
