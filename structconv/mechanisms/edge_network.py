@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,29 +72,25 @@ class EdgeNetwork(GraphMechanism):
                                        for module in (nn.Linear(before, after), self.activation())))
 
     def forward(self, inputs: Inputs) -> Basis:
-        graph = self._checked(inputs)
+        graph, owner = graph_of(self, inputs.structure), type(self).__name__
+        if graph.edge_attr is None:
+            raise StructureError(owner, "the graph must have edge_attr", "none",
+                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
+        attributes = _by_channels(graph.edge_attr)
+        if attributes.shape[-1] != self.attributes:
+            raise ShapeError(owner, f"edge_attr must have A={self.attributes} channels", tuple(graph.edge_attr.shape))
         shares = None if self.normalize_by is None else adjacency(graph, "row", inputs.dtype, weighted=False).values
-        owner, kinds = type(self).__name__, _kinds(graph.edge_attr)
+        kinds = _kinds(graph.edge_attr)
         if kinds is not None:
             kind, entries = kinds[0], self._entries(converted(owner, "edge_attr", kinds[1], inputs.dtype))
             return Mixed(Typed(graph, kind, entries.shape[0], shares), entries)
-        values = self._entries(converted(owner, "edge_attr", _by_channels(graph.edge_attr), inputs.dtype)).mT
+        values = self._entries(converted(owner, "edge_attr", attributes, inputs.dtype)).mT
         return Sparse(graph, values if shares is None else values * shares)
 
     def _entries(self, attributes: Tensor) -> Tensor:
         """(..., E, K)."""
         result: Tensor = self.network(attributes)
         return torch.cat([result.new_ones(*result.shape[:-1], 1), result], -1)
-
-    def _checked(self, inputs: Inputs) -> Any:
-        """The graph, which has attributes."""
-        graph, owner = graph_of(self, inputs.structure), type(self).__name__
-        if graph.edge_attr is None:
-            raise StructureError(owner, "the graph must have edge_attr", "none",
-                                 f"Make it as Graph(edge_index, ..., edge_attr=...), (E, {self.attributes}).")
-        if _by_channels(graph.edge_attr).shape[-1] != self.attributes:
-            raise ShapeError(owner, f"edge_attr must have A={self.attributes} channels", tuple(graph.edge_attr.shape))
-        return graph
 
     def extra_repr(self) -> str:
         return written(self, {"hidden": self.hidden[0] if len(self.hidden) == 1 else self.hidden})
