@@ -163,9 +163,6 @@ class Identity(Basis):
         self.check_input(x, "Identity")
         return x.unsqueeze(-3).expand(*x.shape[:-2], self.size, *x.shape[-2:])
 
-    def synthesis(self, r: Tensor) -> Tensor:
-        return self.apply(r).sum(-3)
-
     def pattern(self) -> Graph:
         diagonal = torch.arange(self.n, device=self.device)
         return derived(self, "pattern", lambda: Graph(torch.stack([diagonal, diagonal]), num_nodes=self.n))

@@ -20,6 +20,9 @@ from structconv.structures.values import altered
 
 __all__ = ["ClippedShifts", "Distance", "GaussianBump", "GridLookup", "Lookup"]
 
+#: The distance from which T5 puts all pairs into one bucket.
+_FURTHEST = 128
+
 
 def bucket(kind: str, clip: int, source: Tensor, target: Tensor) -> Tensor:
     """The table row of a pair (m, n), an int64 tensor.
@@ -45,9 +48,9 @@ def bucket_count(kind: str, clip: int) -> int:
     return {"clip": 2 * clip + 1, "log": 2 * clip, "log_causal": clip, "position": clip}[kind]
 
 
-def _log_bucket(distance: Tensor, count: int, furthest: int = 128) -> Tensor:
+def _log_bucket(distance: Tensor, count: int) -> Tensor:
     exact = max(count // 2, 1)
-    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max(furthest / exact, 1.0 + 1e-6))
+    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max(_FURTHEST / exact, 1.0 + 1e-6))
     return torch.where(distance < exact, distance, (exact + (growth * (count - exact)).long()).clamp(max=count - 1))
 
 

@@ -501,24 +501,19 @@ class Operation(Mechanism):
         return self._entries(structure, not self._turned)
 
     def _entries(self, structure: Any, outputs: bool) -> int | None:
-        """M of the joined operands, or N."""
-        if type(structure) is NamedStructures:
-            return self._entries_by_name(structure, outputs)
+        """M of the joined operands, or N; of several structures by the first part whose structure determines it."""
         first, *others = self.mechanisms()
+        if type(structure) is NamedStructures:
+            parts, after = [first, *others], structure
+            if self.join == "compose":
+                parts, after = (others, first._leads(structure)) if outputs else ([first], structure)
+            counts = [(part._output_entries if outputs else part._input_entries)(part._own(after)) for part in parts]
+            return next((count for count in counts if count is not None), None)
         if not outputs:
             return first._input_entries(structure)
         if self.join == "compose":
             return others[0]._output_entries(first.output_structure(structure))
         return first._output_entries(structure)
-
-    def _entries_by_name(self, structure: NamedStructures, outputs: bool) -> int | None:
-        """Return the number of entries that the first part with a structure determines."""
-        first, *others = self.mechanisms()
-        asked = [first, *others]
-        if self.join == "compose":
-            asked, structure = (others, first._leads(structure)) if outputs else ([first], structure)
-        counts = [(part._output_entries if outputs else part._input_entries)(part._own(structure)) for part in asked]
-        return next((count for count in counts if count is not None), None)
 
     def _outputs_are(self, structure: Any, num_inputs: int) -> str | None:
         first, *others = self.mechanisms()
