@@ -560,6 +560,8 @@ def check_bound(owner: str, mechanism: Mechanism) -> None:
                           "Make a new layer with it, or bind it: mechanism.bound(in_channels, out_channels).")
 
 
+# -- modules of an expression that are no mechanisms ---------------------------------------------------------------
+
 class Position(nn.Module):
     """A module that predicts a position for each output, `Inputs` -> (..., N): the center of a window.
 

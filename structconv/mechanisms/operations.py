@@ -382,7 +382,7 @@ class Operation(Mechanism):
                          else node(basis, *options))
             return basis
         before = parts.separations[samples.square][0]
-        pairs = self._pairs_joined(inputs.structure) if before or parts.masked else None
+        pairs = self._joined_samples(inputs.structure) if before or parts.masked else None
         for i, (build, module, node, options) in enumerate(parts.program):
             if i in before:
                 basis = separated(basis, cast(Any, pairs))
@@ -412,8 +412,8 @@ class Operation(Mechanism):
     def _in_batch(self, square: bool) -> tuple[bool, bool]:
         return False, (self.__dict__.get("_known_parts") or self._parts_now()).separations[square][1]
 
-    def _pairs_joined(self, structure: Any) -> Any:
-        """Return the samples within which the pairs of the joined operands exist."""
+    def _joined_samples(self, structure: Any) -> Any:
+        """The samples within which the pairs of the joined operands exist."""
         if type(structure) is NamedStructures:
             return structure.samples
         first, *others = self.mechanisms()
@@ -423,7 +423,7 @@ class Operation(Mechanism):
         return pairs.leading_to(others[0]._pairs_of(first.output_structure(structure)).of_outputs())
 
     def _pairs_of(self, structure: Any) -> Any:
-        pairs = self._pairs_joined(structure)
+        pairs = self._joined_samples(structure)
         return pairs.transpose() if self._turned and type(structure) is not NamedStructures else pairs
 
     def _may_mask_inputs(self, structure: Any, others: bool = False) -> int:

@@ -59,10 +59,9 @@ def _split(name: str, letter: str, entries: Tensor, sizes: list[int]) -> tuple[T
     return entries.split(sizes, -2)
 
 
-#: Steps that map a zero to a zero; those of them that read one pair at a time, with masks; those that turn scores into
-#: weights.
+#: Steps that read one pair at a time, and map a zero to a zero.
 ZERO_PRESERVING = frozenset(("multiply", "mix", "leaky_relu", "scaled", "softcap", "dropout"))
-_ENTRYWISE = ZERO_PRESERVING | {"masked"}
+#: Steps that turn scores into weights.
 NORMALIZING = frozenset(("normalize", "softmax_with_sink"))
 
 
@@ -74,14 +73,14 @@ def separations(steps: tuple[Any, ...], crosses: bool) -> tuple[frozenset[int], 
     """
     before, masked = set(), False
     for i, step in enumerate(steps):
-        name = step.name
-        reads_others = name not in _ENTRYWISE and name != "map"
-        sums = name == "normalize" and dict(step.options)["kind"] == "sum"
-        keeps_zeros = sums or name in _ENTRYWISE or name == "transpose"
+        entrywise = step.name in ZERO_PRESERVING or step.name == "masked"
+        sums = step.name == "normalize" and dict(step.options)["kind"] == "sum"
+        reads_others = not entrywise and step.name != "map"
+        keeps_zeros = entrywise or sums or step.name == "transpose"
         if (crosses and reads_others) or not (crosses or masked or keeps_zeros):
             before.add(i)
             crosses, masked = False, True
-        masked = masked and name not in NORMALIZING
+        masked = masked and step.name not in NORMALIZING
     return frozenset(before), crosses
 
 
