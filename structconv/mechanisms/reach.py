@@ -102,7 +102,7 @@ def _reach_of_support(support: Any) -> Reach:
         return _shortest(_reach_of_support(support.first), _reach_of_support(support.second))
     if isinstance(support, Or):
         return _longest([_reach_of_support(support.first), _reach_of_support(support.second)])
-    if isinstance(support, Window) and support.grid is None and support.center is None:
+    if isinstance(support, Window) and _by_offset(support):
         (radius, dilation), = support.axes()
         return radius * dilation
     return None
