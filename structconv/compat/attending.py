@@ -47,7 +47,7 @@ class Mask(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor | Support | None, causal: bool = False) -> Mask:
-        """The mask that a structure, a boolean tensor (True keeps) or a floating tensor is."""
+        """The mask of a structure, of a boolean tensor (True keeps) or of a floating tensor."""
         support = _CAUSAL if causal else None
         if mask is None:
             return cls(support=support)
@@ -70,7 +70,7 @@ class Mask(NamedTuple):
         return Mask(keep, bias, self.support)
 
     def in_one_table(self, outputs: int, inputs: int) -> Mask:
-        """The structure as booleans too, where there is a table anyway."""
+        """The mask with the structure in its table, if it has a table."""
         table = self.bias if self.keep is None else self.keep
         if self.support is None or table is None:
             return self
@@ -129,7 +129,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         return _one_output(query, key, value, Mask(keep, bias), scale=scale, dropout=dropout, softcap=softcap,
                            weights=weights)
     if shared:
-        key, value = _for_each_head(heads, key, value)
+        key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
+                      for t in (key, value))
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
@@ -158,15 +159,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     return y.squeeze(-3) if by_head else y, table
 
 
-def _for_each_head(heads: int, *shared: Tensor) -> list[Tensor]:
-    """Keys and values (..., K', M, D), of which each is shared by consecutive heads, as (..., K, M, D)."""
-    return [t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3) for t in shared]
-
-
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
                    drop: Drop = NO_DROP) -> Tensor | None:
-    """`attend` with a table of booleans or numbers by what a plan would take, without the plan, which takes longer to
-    find than few pairs to compute; `None` where that is not known."""
+    """`attend` with a table of booleans or numbers by the kernel of the plan, without the search for it, which takes
+    longer than few pairs; `None` if the kernel is not known without a plan."""
     if must_be_planned(Dropped if drop[0] else Normalized):
         return None
     scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
@@ -189,7 +185,7 @@ def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
 
 
 def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """`attend` for one output of heads that share keys: those that share one are the outputs of its head."""
+    """`attend` for one output of heads that share keys: the heads that share a key become its outputs."""
     *lead, heads, _, depth = query.shape
     groups, bias = key.shape[-3], mask.bias
     shared = heads // groups
@@ -202,9 +198,9 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
 
 def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tensor, *, scale: float,
                **options: Any) -> tuple[Tensor, Tensor | None]:
-    """`attend` with a sink as one more key, which all outputs have, and whose value is zero.
+    """`attend` with a sink as one more key, which all outputs read, and whose value is zero.
 
-    Its score is that of one more channel, which queries have for it alone. So torch's fused attention takes it.
+    One more channel, which is zero in all other keys, gives its score. So torch's fused attention takes it.
     """
     own = (sink.to(query.dtype) / scale).view(-1, 1, 1)
     query = torch.cat([query, own.expand(*query.shape[:-1], 1)], -1)

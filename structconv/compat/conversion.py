@@ -256,8 +256,8 @@ def class_of(module: nn.Module) -> type:
 
 
 def _full_name(kind: type) -> str:
-    return f"{kind.__module__.removesuffix('.' + kind.__module__.rpartition('.')[2])}.{kind.__name__}" \
-        if kind.__module__.startswith("structconv.compat.pyg.") else f"{kind.__module__}.{kind.__name__}"
+    module, pyg = kind.__module__, "structconv.compat.pyg"
+    return f"{pyg if module.startswith(pyg) else module}.{kind.__name__}"
 
 
 def _swap(walk: Walk, name: str, module: Any, other: type) -> None:

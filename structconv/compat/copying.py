@@ -19,7 +19,7 @@ def copied(model: M) -> M:
 
     Modules may hold tensors that were computed with gradients, which torch does not copy: the weight of a module that
     `torch.nn.utils.prune` or the older `weight_norm` and `spectral_norm` have changed, or what a forward left. The copy
-    has their numbers; hooks compute such a weight anew before each forward.
+    has their numbers; hooks compute such a weight again before each forward.
     """
     held = [leaf for module in model.modules() for leaf in private.pytree.tree_leaves(
         [value for name, value in vars(module).items() if name not in ("_parameters", "_modules")])

@@ -162,8 +162,7 @@ def _reason(one: nn.Module, two: nn.Module, uses: Counter[int]) -> str | None:
 
 
 def _added(layer: nn.Module) -> list[str]:
-    """The names of parameters, buffers and children that a layer has and its class does not make: a merged layer would
-    lack them."""
+    """The names of parameters, buffers and children that were added to a layer: a merged layer would lack them."""
     known: dict[str, nn.Module | None] = {"weight": None, "bias": None}
     if isinstance(layer, OnGrid):
         known = {"conv": layer.conv}
@@ -180,7 +179,7 @@ def _added(layer: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def _merged(one: Any, two: Any) -> nn.Module | str:
-    """The composition; the reason as text if it is not cheaper, or is none."""
+    """The composition; the reason as text if there is none, or if it is not cheaper."""
     if isinstance(one, _OURS) or isinstance(two, _OURS):
         if not (isinstance(one, _OURS) and isinstance(two, _OURS)):
             return "they are layers of two libraries"
@@ -220,7 +219,7 @@ def _linear(one: nn.Linear, two: nn.Linear) -> nn.Linear:
 
 
 def _set_bias(layer: Any, one: Any, two: Any, weight: torch.Tensor) -> None:
-    """The bias of the second, and the first's times the weight (R, Q) of the second."""
+    """Add up the bias of the second, and that of the first times the weight (R, Q) of the second."""
     if layer.bias is not None:
         bias = wide(torch.zeros_like(layer.bias))
         bias = bias if one.bias is None else wide(weight) @ wide(one.bias)

@@ -66,7 +66,7 @@ TransformerDecoder = nn.TransformerDecoder
 
 
 class _Layer:
-    """Its layers name the nearest argument where a constructor gets an unknown one, and are nodes of `torch.fx`."""
+    """Base of the layers: an unknown argument is an error that names the nearest, and `torch.fx` records calls."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -87,7 +87,7 @@ class _Layer:
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:
-    """Return True for a linear layer that nothing replaces or watches, LoRA for example."""
+    """Return True for a linear layer that nothing wraps, replaces or watches, as LoRA does for example."""
     return type(layer) in (nn.Linear, NonDynamicallyQuantizableLinear) and all_plain(layer)
 
 
@@ -288,11 +288,11 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         return result
 
     def _split(self, t: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-        """The rows of queries, keys and values, as many together as the sizes say."""
+        """Split the rows of queries, keys and values, `sizes` of them together."""
         return (t,) if len(sizes) == 1 else t.split([size * self.embed_dim for size in sizes])
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
-        """The mask of a call; True of torch's masks leaves out."""
+        """The mask of a call, from torch's masks, in which True excludes a key."""
         mask, outputs, inputs = Mask(), q.shape[-2], k.shape[-2]
         if padding is not None:
             if padding.shape != (*q.shape[:-3], inputs):
@@ -311,7 +311,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         return mask
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
-        """With the keys and values that torch may append, which all queries have: `bias_k`, and zeros."""
+        """Append the keys and values of `add_bias_kv` and `add_zero_attn`, which all queries read."""
         rows = [] if self.bias_k is None else [(self.bias_k, self.bias_v)]
         for row in rows + [(None, None)] * self.add_zero_attn:
             shape = (*k.shape[:-2], 1, k.shape[-1])
@@ -325,7 +325,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
 
 
 def _table(shape: torch.Size, heads: int, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """A mask of torch's without gradient, or a padding, as a kernel reads it for x (B, N, E); `None` for another."""
+    """A mask of torch's, or a padding, as a kernel reads it for x (B, N, E); `None` if no kernel can."""
     table, expected = (padding, shape[:2]) if mask is None else (mask, (shape[1], shape[1]))
     if type(table) is not Tensor or table.shape != expected or table.requires_grad or table.layout is not torch.strided:
         return None
@@ -342,11 +342,6 @@ def _kept(mask: Tensor) -> Tensor:
 def _named_as(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a method the signature of torch's."""
     return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
-
-
-def _called(layer: nn.Module, x: Tensor) -> Tensor:
-    y: Tensor = layer(x)
-    return y
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
@@ -386,21 +381,19 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         if type(src) is Proxy:
             return cast(Tensor, recorded(self, src, src_mask, src_key_padding_mask, is_causal))
         dropouts = self.dropout, self.dropout1, self.dropout2
-        if (src_mask is not None or src_key_padding_mask is not None or is_causal
+        norm1, norm2, linear1, linear2, first = self.norm1, self.norm2, self.linear1, self.linear2, self.norm_first
+        if (src_mask is not None or src_key_padding_mask is not None or is_causal or is_compiling()
                 or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
-                or not all_plain(*dropouts) or type(self)._sa_block is not encoder_attention
-                or type(self)._ff_block is not encoder_linear
+                or not type(norm1) is type(norm2) is nn.LayerNorm or not type(linear1) is type(linear2) is nn.Linear
+                or not all_plain(*dropouts, norm1, norm2, linear1, linear2)
+                or type(self)._sa_block is not encoder_attention or type(self)._ff_block is not encoder_linear
                 or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
-        norm1, norm2, linear1, linear2, first = self.norm1, self.norm2, self.linear1, self.linear2, self.norm_first
-        plain = (type(norm1) is type(norm2) is nn.LayerNorm and type(linear1) is type(linear2) is nn.Linear
-                 and not is_compiling() and all_plain(norm1, norm2, linear1, linear2))
-        norm, product = (_normed, _multiplied) if plain else (_called, _called)
-        own = norm(norm1, src) if first else src  # the same, without layers that do nothing, and checks of masks
-        y = src + self.self_attn(own, own, own, need_weights=False)[0]
-        y = y if first else norm(norm1, y)
-        y = y + product(linear2, self.activation(product(linear1, norm(norm2, y) if first else y)))
-        return y if first else norm(norm2, y)
+        x = _normed(norm1, src) if first else src  # torch's steps, without dropout and checks of masks
+        y = src + self.self_attn(x, x, x, need_weights=False)[0]
+        y = y if first else _normed(norm1, y)
+        y = y + _multiplied(linear2, self.activation(_multiplied(linear1, _normed(norm2, y) if first else y)))
+        return y if first else _normed(norm2, y)
 
 
 class TransformerDecoderLayer(_Layer, nn.TransformerDecoderLayer):
@@ -518,7 +511,7 @@ def _traced(kind: Callable[..., Mechanism], *options: Any) -> str:
 
 
 def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor | None:
-    """The result of a call that needs no plan, if this is one, by the mechanism that the layer has made; see
+    """The result without a plan, `None` if the call needs one, by the mechanism that `_mechanism` has stored; see
     `structconv.nn.direct`."""
     if is_compiling():
         return None
@@ -547,12 +540,12 @@ def _check_image(layer: Any, image: Tensor, channels: int, axes: int) -> None:
 
 
 def _laid_out(y: Tensor, image: Tensor) -> Tensor:
-    """A result in memory as torch's: its numbers in a row if those of the image are."""
+    """The result, contiguous if the image is, as torch's."""
     return y.contiguous() if image.is_contiguous() else y
 
 
 def _is_recorded(image: Tensor) -> bool:
-    """Return True within `torch.jit.trace`, which is to leave sizes open, and for tensors without numbers."""
+    """Return True within `torch.jit.trace`, whose programs take any sizes, and for tensors without numbers."""
     return (type(image) not in (Tensor, nn.Parameter) or tracing() is not None) and not is_compiling()
 
 

@@ -60,8 +60,10 @@ def check_rows(owner: str, name: str, value: Any, length: int, of: str) -> Tenso
     return value.cpu()
 
 
-def check_times(owner: str, name: str, times: Tensor) -> Tensor:
-    """Return times as int64 on the CPU; they must be integers of one dimension."""
+def check_times(owner: str, name: str, times: Tensor | None) -> Tensor | None:
+    """Return times as int64 on the CPU, or `None`; they must be integers of one dimension."""
+    if times is None:
+        return None
     if times.is_floating_point() or times.is_complex():
         raise ConfigError(owner, f"{name} must be integers", str(times.dtype),
                           "Scale and round them, for example to seconds.")

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from structconv.arguments import check_constructor, plain
 from structconv.data.checks import check_indices, check_loading, check_range, check_rows, check_times
-from structconv.data.negatives import Endpoint, Negatives
 from structconv.data.sources import PLAIN_EDGE, PLAIN_NODE, NeighborBatch, Source, source_of
 from structconv.data.subgraphs import EdgeType, NodeType, Sampler, Subgraph
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
 from structconv.primitives.hashing import hash_bits
+from structconv.primitives.sampling import random_below
 from structconv.shapes import check_seed
 
 __all__ = ["LinkNeighborLoader", "Loader", "NeighborBatch", "NeighborLoader", "input_nodes_of"]
@@ -44,7 +44,7 @@ class _Positions:
 
 class _Numbered:
     """The positions of a sampler, or with `batches` its lists of positions, each with a random number of the epoch, so
-    that workers need no state. The numbers come from `generator`, `None`: torch's own."""
+    that workers need no state."""
 
     def __init__(self, positions: Any, generator: torch.Generator | None, batches: bool) -> None:
         self.positions, self.generator, self.batches = positions, generator, batches
@@ -65,7 +65,7 @@ class _Numbered:
 
 
 def _number(generator: torch.Generator | None) -> int:
-    """A random number from the generator; `None`: torch's own."""
+    """A random number from the generator, or from torch's own."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
@@ -126,7 +126,7 @@ class Loader(DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Copy the tensors that share a storage with the data, once: spawned workers can get each storage once.
 
-        They only collate, and can get no generator, whose state has a storage that is gone when they start.
+        They only collate. They get no generator: the storage of its state is freed before they start.
         """
         if not self._owning:
             self.neighbor_sampler.own_storages()
@@ -263,7 +263,7 @@ class NeighborLoader(Loader):
         self.data, self.input_nodes = data, input_nodes
         self.input_type, self.seeds, self.input_id = input_nodes_of(source, input_nodes, input_id)
         times = check_rows(_OWNER, "input_time", input_time, len(self.seeds), "the seeds")
-        self.input_time = None if times is None else check_times(_OWNER, "input_time", times)
+        self.input_time = check_times(_OWNER, "input_time", times)
         sampler = _sampler(neighbor_sampler, source, num_neighbors, (time_attr, weight_attr, is_sorted),
                            replace=replace, disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
                            temporal_strategy=temporal_strategy)
@@ -334,9 +334,9 @@ class LinkNeighborLoader(Loader):
         self.data, self.edge_label_index = data, edge_label_index
         self.input_type, self.pairs = _input_edges(source, edge_label_index)
         if ratio := plain(neg_sampling_ratio):
-            self.negatives: Negatives | None = Negatives({"mode": "binary", "amount": ratio}, "neg_sampling_ratio")
+            self.negatives: _Negatives | None = _Negatives({"mode": "binary", "amount": ratio}, "neg_sampling_ratio")
         else:
-            self.negatives = None if neg_sampling is None else Negatives(neg_sampling)
+            self.negatives = None if neg_sampling is None else _Negatives(neg_sampling)
         pairs = self.pairs.shape[1], "the pairs"
         self.labels = check_rows(_OWNER, "edge_label", edge_label, *pairs)
         if self.labels is not None and self.negatives is not None:
@@ -346,13 +346,13 @@ class LinkNeighborLoader(Loader):
             if len(self.labels) and self.labels.min() == 0:
                 self.labels = self.labels + 1
         times = check_rows(_OWNER, "edge_label_time", edge_label_time, *pairs)
-        self.times = None if times is None else check_times(_OWNER, "edge_label_time", times)
+        self.times = check_times(_OWNER, "edge_label_time", times)
         self.input_id = check_rows(_OWNER, "input_id", input_id, *pairs)
         sampler = _sampler(neighbor_sampler, source, num_neighbors, (time_attr, weight_attr, is_sorted),
                            replace=replace, disjoint=disjoint, subgraph_type=subgraph_type if directed else "induced",
                            temporal_strategy=temporal_strategy)
         if self.negatives is not None:
-            self.ends = [Endpoint(source.num_nodes(kind), weights, sampler.node_times.get(kind), stream)
+            self.ends = [_Endpoint(source.num_nodes(kind), weights, sampler.node_times.get(kind), stream)
                          for stream, (kind, weights) in enumerate(zip((self.input_type[0], self.input_type[2]),
                                                                       self.negatives.weights, strict=True))]
         super().__init__(source, sampler, self.pairs.shape[1], transform=transform,
@@ -420,9 +420,70 @@ class LinkNeighborLoader(Loader):
                 setattr(self.source.store(batch, owner), name, value)
 
 
+class _Negatives:
+    """The kind and the number of negative samples, from the argument `name`: "binary", "triplet", a mapping with the
+    keys mode, amount, src_weight and dst_weight, or PyTorch Geometric's `NegativeSampling`."""
+
+    def __init__(self, sampling: Any, name: str = "neg_sampling") -> None:
+        if isinstance(sampling, str):
+            sampling = {"mode": sampling}
+        read = (sampling.get if isinstance(sampling, Mapping)
+                else lambda name, default=None: getattr(sampling, name, default))
+        mode, amount = read("mode"), plain(read("amount", 1))
+        self.mode, self.amount = str(getattr(mode, "value", mode)), amount
+        self.weights = read("src_weight"), read("dst_weight")
+        if self.mode not in ("binary", "triplet"):
+            raise ConfigError("LinkNeighborLoader", "neg_sampling must be 'binary' or 'triplet'", self.mode)
+        if type(amount) not in (int, float) or not 0 < amount < 2 ** 31 or (
+                self.mode == "triplet" and amount != math.ceil(amount)):
+            raise ConfigError("LinkNeighborLoader", f"{name} must have a positive amount of negative samples, an "
+                              "integer for triplets", repr(amount))
+
+
+class _Endpoint:
+    """Nodes from which negative samples are drawn, by their weights and, with times, not later than a given time.
+    `stream` makes the draws of two ends independent."""
+
+    def __init__(self, num_nodes: int, weights: Tensor | None, times: Tensor | None, stream: int) -> None:
+        self.num_nodes, self.stream, self.nodes = num_nodes, stream, None
+        if weights is not None:
+            self._check(weights)
+            weights = weights.detach().cpu().double()
+            weights = weights / weights.max()  # so that the sum is finite
+            self.nodes = weights.nonzero().flatten()
+        if times is not None:
+            candidates = torch.arange(num_nodes) if self.nodes is None else self.nodes
+            self.nodes = candidates[times[candidates].argsort(stable=True)]
+        self.size = num_nodes if self.nodes is None else len(self.nodes)
+        self.times = None if times is None else times[self.nodes]
+        self.sums = None if weights is None else weights[self.nodes].cumsum(0)
+
+    def _check(self, weights: Any) -> None:
+        owner, name = "LinkNeighborLoader", "src_weight and dst_weight of neg_sampling"
+        if not isinstance(weights, Tensor):
+            raise ConfigError(owner, f"{name} must be tensors", type(weights).__name__)
+        if weights.shape != (self.num_nodes,):
+            raise ShapeError(owner, f"{name} must have the shape ({self.num_nodes},)", tuple(weights.shape))
+        if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
+            raise ConfigError(owner, f"{name} must be finite and not negative, and some positive", weights.tolist())
+
+    def draw(self, count: int, seed: int, limits: Tensor | None) -> Tensor:
+        """Draw `count` nodes, each not later than its limit, or the earliest if none is early enough."""
+        positions, stream = torch.arange(count), torch.tensor(self.stream)
+        valid = torch.full((count,), self.size)
+        if self.times is not None and limits is not None:
+            valid = torch.searchsorted(self.times, limits, right=True).clamp(min=1)
+        if self.sums is None:
+            chosen = random_below(valid, seed, stream, positions)
+        else:
+            bits = hash_bits(torch.tensor(seed), stream, positions).double() * 2.0**-32
+            chosen = torch.searchsorted(self.sums, bits * self.sums[valid - 1], right=True).clamp(max=valid - 1)
+        return chosen if self.nodes is None else self.nodes[chosen]
+
+
 def _sampler(shared: Any, source: Source, num_neighbors: Any, read: tuple[str | None, str | None, bool],
              **options: Any) -> Sampler:
-    """Return the sampler of another loader, or else a new one."""
+    """Return the sampler of another loader, or a new one."""
     sizes = {kind: source.num_nodes(kind) for kind in source.node_types}
     if shared is None:
         return Sampler(source.relations(*read), sizes, num_neighbors, **options)

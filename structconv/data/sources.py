@@ -22,7 +22,7 @@ from structconv.primitives.sampling import InEdges
 from structconv.shapes import check_choice, check_natural
 from structconv.structures import Graph
 
-__all__ = ["NeighborBatch", "Source", "blocks", "source_of"]
+__all__ = ["NeighborBatch", "Source", "blocks", "sampler_output", "source_of"]
 
 #: The types of graphs that have no types.
 PLAIN_NODE: NodeType = None
@@ -192,6 +192,8 @@ class Source:
     edge_value: Callable[[EdgeType, str], Tensor | None]
     #: The sampled part of the data.
     select: Callable[[Subgraph], Any]
+    #: True if some of the data lies on another device.
+    on_gpu: Callable[[], bool]
 
     def store(self, batch: Any, kind: Key) -> Any:
         """Return the part of a batch that belongs to a type."""
@@ -216,10 +218,6 @@ class Source:
         return {kind: in_edges(self.edge_index(kind), (self.num_nodes(kind[0]), self.num_nodes(kind[2])),
                                edge_times=edge_times.get(kind), node_times=node_times.get(kind[0]),
                                weights=weights.get(kind), is_sorted=is_sorted) for kind in self.edge_types}
-
-    def on_gpu(self) -> bool:
-        """Return True if some of the data lies on another device."""
-        return False
 
 
 class _Geometric(Source):
@@ -262,12 +260,8 @@ class _Geometric(Source):
         return any(isinstance(value, Tensor) and not value.is_cpu for store in stores for _, value in _items(store))
 
     def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
-        module = importlib.import_module("torch_geometric.sampler")
-        make = module.HeteroSamplerOutput if self.typed else module.SamplerOutput
-        fields = {name: getattr(subgraph, own) for name, own in _OUTPUTS.items()}
-        output = transform(make(**{name: value if self.typed or value is None else next(iter(value.values()))
-                                   for name, value in fields.items()},
-                                metadata=tuple(v for name, v in subgraph.inputs.items() if name != "batch_size")))
+        metadata = tuple(value for name, value in subgraph.inputs.items() if name != "batch_size")
+        output = transform(sampler_output(subgraph, self.typed, metadata))
         parts = {own: getattr(output, name) for name, own in _OUTPUTS.items()}
         if not self.typed:
             kinds = {own: next(iter(getattr(subgraph, own) or {PLAIN_NODE: None})) for own in parts}
@@ -359,6 +353,16 @@ def source_of(data: Any, features: Mapping[str, Tensor] | None) -> Source:
         raise ConfigError("NeighborLoader", "data must be a Graph, or PyTorch Geometric's Data or HeteroData",
                           type(data).__name__, "Make one, for example Graph(edge_index, num_nodes=...).")
     return _Geometric(data)
+
+
+def sampler_output(subgraph: Subgraph, typed: bool, metadata: Any = None) -> Any:
+    """Return a subgraph as PyTorch Geometric's `HeteroSamplerOutput`, or without types as its `SamplerOutput`."""
+    module = importlib.import_module("torch_geometric.sampler")
+    values = {name: getattr(subgraph, own) for name, own in _OUTPUTS.items()}
+    if typed:
+        return module.HeteroSamplerOutput(**values, metadata=metadata)
+    return module.SamplerOutput(**{name: None if value is None else next(iter(value.values()))
+                                   for name, value in values.items()}, metadata=metadata)
 
 
 def _items(store: Any) -> Iterable[tuple[str, Any]]:

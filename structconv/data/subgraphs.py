@@ -53,7 +53,7 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
     edges, or (M,) of the nodes where they begin. With `is_sorted` they are in the order of their targets, those of a
     target in the order of times, and are not copied. O(E), or O(E log E) with times."""
     edge_index = torch.Tensor.as_subclass(edge_index.detach(), Tensor).cpu()
-    edge_times, node_times = _times(edge_times), _times(node_times)
+    edge_times, node_times = (check_times("NeighborLoader", "times", times) for times in (edge_times, node_times))
     source, target = edge_index
     if is_sorted or edge_times is not None or node_times is not None:
         check_bounds("NeighborLoader", "edge_index", "edge", edge_index, (("num_sources", sizes[0]),
@@ -87,10 +87,6 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
             raise StructureError("NeighborLoader", "weights of edges must be finite and not negative",
                                  float(weights.min()))
     return InEdges(indptr, index, order, edge_times, node_times, weights)
-
-
-def _times(times: Tensor | None) -> Tensor | None:
-    return None if times is None else check_times("NeighborLoader", "times", times)
 
 
 class Sampler:
@@ -154,7 +150,7 @@ class Sampler:
 
 
 class _Run:
-    """One sample under way."""
+    """The nodes and edges of one sample, hop by hop."""
 
     def __init__(self, sampler: Sampler, seeds: Mapping[NodeType, Tensor], seed: int,
                  times: Mapping[NodeType, Tensor] | None) -> None:

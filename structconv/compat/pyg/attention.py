@@ -128,14 +128,14 @@ class _Attention(Layer):
         return self._joined(y, bias), alpha
 
     def _reads_edges(self, edges: Graph, mask: Tensor | None) -> bool:
-        """Return True if the values must be those of edges: an explainer has a mask of them, or dropout is to draw for
-        each of several edges between two entries. Compiled programs, which read no edges, draw once for these."""
+        """Return True if the values must be those of edges: an explainer masks edges, or dropout draws for each of the
+        edges between two entries. Compiled programs, which read no edges, draw once for these."""
         return mask is not None or (self.training and 0 < self.dropout < 1 and has_repeats(edges))
 
     def _few_edges(self, x: Tensor, z: Tensor | None, graph: Graph, width: int, lins: tuple[Any, ...],
                    *others: Tensor | None) -> SortedEdges | None:
-        """The edges as a node reads them that computes `width` products of each of few entries and attends among them;
-        `None` where it does not apply. `others` are what it reads beside x and the layers."""
+        """The edges for a node of autograd that computes `width` products of each of few entries and attends; `None` if
+        it does not apply. `others` are tensors that it reads beside x and the layers."""
         if (is_compiling() or z is not x or x.dim() != 2 or x.shape[0] * width > FEW_ALONG_EDGES or self.explain
                 or graph.edge_attr is not None or graph.edge_weight is not None or self._message_forward_hooks
                 or not self._is_sum() or (self.training and self.dropout >= 1) or must_be_planned(Normalized)
@@ -169,7 +169,7 @@ class _Attention(Layer):
 
 
 def _with_weights(layer: Layer, y: Tensor, connectivity: Any, edges: Graph, alpha: Tensor | None) -> Any:
-    """y, and the weights if there are some, with the edges as they were given: a list, or a sparse matrix."""
+    """y, and the weights if there are some, with the edges in the form of the input: a list, or a sparse matrix."""
     if alpha is None:
         return y
     if isinstance(connectivity, Tensor) and is_sparse(connectivity):
@@ -279,7 +279,7 @@ class GATConv(_Attention):
         return leaky_relu(gather(source, edges) + gather(target, edges, targets=True) + term, self.negative_slope)
 
     def _has_terms_first(self) -> bool:
-        """Return True if the attributes of loops are sums or means, so that their terms are those of terms."""
+        """Return True if attributes of loops are sums or means, so that their terms are sums or means of terms."""
         return self.lin_edge is not None and is_product(self.lin_edge) and (
             not self.add_self_loops or (isinstance(self.fill_value, str) and self.fill_value in ("mean", "add")))
 

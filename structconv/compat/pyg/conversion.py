@@ -19,17 +19,14 @@ from structconv.compat.pyg.layer import Layer
 from structconv.compat.pyg.linear import Linear, LinearByType
 from structconv.errors import ConfigError
 
-__all__ = ["LAYERS", "NORMS", "OURS", "counterpart", "expression", "is_layer", "is_ours", "turn"]
+__all__ = ["OURS", "counterpart", "expression", "is_layer", "is_ours", "turn"]
 
-#: Our layers, by their names in `torch_geometric.nn`.
-LAYERS: dict[str, type[Layer]] = {
+#: Our layers and norms, by their names in `torch_geometric.nn`.
+OURS: dict[str, type[nn.Module]] = {
     name: getattr(module, name)
-    for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational)
+    for module in (attention, convolutions, heterogeneous, mixtures, polynomials, relational, norms)
     for name in module.__all__}
-
-#: Our norms, and all of both.
-NORMS: dict[str, type[nn.Module]] = {name: getattr(norms, name) for name in norms.__all__}
-OURS: dict[str, type[nn.Module]] = {**LAYERS, **NORMS}
+_NORMS: dict[str, type[nn.Module]] = {name: OURS[name] for name in norms.__all__}
 
 _SIMPLE = (int, float, str, bool, type(None))
 #: Arguments whose attribute has another name, or none.
@@ -58,13 +55,13 @@ def _library() -> Any:
 
 def is_layer(module: nn.Module) -> bool:
     """Return True for a layer of PyTorch Geometric, or of a class derived from one."""
-    of_theirs = isinstance(module, _library().MessagePassing) or counterpart(type(module)) in NORMS.values()
+    of_theirs = isinstance(module, _library().MessagePassing) or counterpart(type(module)) in _NORMS.values()
     return of_theirs and not is_ours(module)
 
 
 def is_ours(module: nn.Module) -> bool:
     """Return True for one of our layers, or of a class derived from one."""
-    return isinstance(module, (Layer, *NORMS.values()))
+    return isinstance(module, (Layer, *_NORMS.values()))
 
 
 def counterpart(kind: type) -> type | None:
@@ -88,10 +85,10 @@ def turn(layer: Any, more: bool = False) -> str | None:
     other = counterpart(kind)
     if other is None:
         return "structconv has no such layer"
-    if kind.__name__ in NORMS:  # which have the same attributes
+    if kind.__name__ in _NORMS:  # which have the same attributes
         if "forward" in vars(layer):
             return "its forward was changed after it was made"
-        if "lin" in layer._modules:  # of DiffGroupNorm
+        if "lin" in layer._modules:  # DiffGroupNorm
             new, pristine = (_made(one, layer.in_channels, layer.groups, device="meta").lin for one in (other, kind))
             _become(layer.lin, new, pristine)
         layer.__class__ = other
@@ -116,7 +113,7 @@ def turn(layer: Any, more: bool = False) -> str | None:
 
 
 def _made(kind: Any, *args: Any, **options: Any) -> Any:
-    """A new layer; one of theirs, if it is patched."""
+    """A new layer of this class, also under a patch."""
     layer = kind.__new__(kind)
     inspect.unwrap(kind.__init__)(layer, *args, **options)
     return layer
@@ -147,23 +144,19 @@ def _built(kind: Any, layer: Any) -> Any:
             layer_of_pyg.aggr = layer.aggr  # the name, where a module was given
         for path, lin in list(layer_of_pyg.named_modules()):
             if isinstance(getattr(lin, "weight", None), UninitializedParameter):
-                _materialize(lin, layer.get_submodule(path).weight.shape[-1])
+                width = layer.get_submodule(path).weight.shape[-1]
+                if isinstance(lin, Linear):
+                    lin.materialize(width)
+                else:
+                    lin.initialize_parameters(lin, (torch.empty(1, width),))
         for name, parameter in layer_of_pyg.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 parameter.materialize(layer.get_parameter(name).shape)
     return layer_of_pyg
 
 
-def _materialize(lin: Any, width: int) -> None:
-    """Give a linear layer its number of input channels."""
-    if isinstance(lin, Linear):
-        lin.materialize(width)
-    else:
-        lin.initialize_parameters(lin, (torch.empty(1, width),))
-
-
 def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None:
-    """An attribute or a parameter that a layer of the same options does not have so."""
+    """The attribute or parameter that differs from that of a new layer with the same options, or `None`."""
     for name, expected in vars(pristine).items():
         if name in _OF_MODULES or not _is_simple(expected):
             continue
@@ -221,13 +214,10 @@ def _are_counterparts(own: type, other: type) -> bool:
 _SOFTMAX = ".masked(keep=STRUCTURE).softmax()"
 
 
-def _attention(scores: str, layer: Any, end: str = _SOFTMAX) -> str:
-    """An expression of scores, with the part that reads attributes of edges."""
-    return f"({scores} + EdgeBias({layer.edge_dim}, {layer.heads})){end}" if layer.edge_dim else scores + end
-
-
-def _adjacency(layer: Any, normalize: bool = True) -> str:
-    return f"Adjacency({'sym' if normalize else None!r}, self_loops={layer.add_self_loops})"
+def _gat(layer: Any) -> str:
+    scores = f"BiAffine({layer.heads}, bilinear=False, on='projected')"
+    scores = f"({scores} + EdgeBias({layer.edge_dim}, {layer.heads}))" if layer.edge_dim else scores
+    return f"{scores}.leaky_relu({layer.negative_slope}){_SOFTMAX}"
 
 
 def _messages(layer: Any) -> str:
@@ -236,15 +226,14 @@ def _messages(layer: Any) -> str:
 
 #: Sums, means and products. Layers of maxima have no matrix, and others more than one step: they are not listed.
 _EXPRESSIONS: dict[str, Callable[[Any], str]] = {
-    "GCNConv": lambda layer: _adjacency(layer, layer.normalize),
+    "GCNConv": lambda layer: f"Adjacency({'sym' if layer.normalize else None!r}, self_loops={layer.add_self_loops})",
     "SAGEConv": lambda layer: _messages(layer) + " | Identity()" * layer.root_weight,
     "GraphConv": lambda layer: f"{_messages(layer)} | Identity()",
     "GINConv": lambda layer: f"{_messages(layer)} | Identity()",
     "ChebConv": lambda layer: f"Chebyshev({len(layer.lins) - 1}, {layer.normalization!r})",
     "RGCNConv": lambda layer: (f"Relations({layer.num_relations}, {'row' if layer.aggr == 'mean' else None!r})"
                                + " | Identity()" * (layer.root is not None)),
-    "GATConv": lambda layer: _attention(f"BiAffine({layer.heads}, bilinear=False, on='projected')", layer,
-                                        f".leaky_relu({layer.negative_slope}){_SOFTMAX}"),
+    "GATConv": _gat,
     "GATv2Conv": lambda layer: f"Additive({layer.out_channels}, {layer.heads}){_SOFTMAX}",
     "TransformerConv": lambda layer: (f"DotProduct({layer.heads}, {layer.out_channels}, "
                                       f"bias={layer.lin_query.bias is not None}).scaled(){_SOFTMAX}"

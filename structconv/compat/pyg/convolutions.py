@@ -29,8 +29,8 @@ def normalized(layer: Layer, edges: Any, x: Tensor, weight: Tensor | None, *, lo
                normalize: bool = True, lazy: bool = False) -> Sparse:
     """D^-1/2 (A + I)^T D^-1/2, or A without `normalize`, loops by PyTorch Geometric's rule.
 
-    An `edge_index` gets a loop where there is none; a sparse matrix has the identity added. With `lazy` a kernel may
-    make the numbers, which nothing else may read.
+    An `edge_index` gets a loop at each node without one; a sparse matrix has the identity added. With `lazy` a kernel
+    computes the numbers, and nothing else may read them.
     """
     if not isinstance(x, Tensor):
         raise ConfigError(type(layer).__name__, "x must be one tensor", type(x).__name__,
@@ -81,7 +81,7 @@ class GCNConv(Layer):
         absent = self._replaced(messages.graph) if self.add_self_loops and self.normalize else None
         if is_product(self.lin) and self._is_matrix() and x.layout is torch.strided:
             return self._aggregated(x, messages, self.lin, bias=self.bias, absent=absent)
-        # as it is written: lin comes first
+        # in the order of the formula: lin comes first
         return self._aggregated(self.lin(x), messages, bias=self.bias, absent=absent)
 
 

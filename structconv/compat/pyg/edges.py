@@ -181,7 +181,7 @@ def with_remaining_loops(graph: Graph, fill: float, summed: bool = False) -> Gra
 
 
 def _of_fixed_size(graph: Graph, fill: float, summed: bool) -> Graph:
-    """See `with_remaining_loops`."""
+    """`with_remaining_loops` under `torch.compile`."""
     edge_weight, loop, entries = graph.edge_weight, graph.source == graph.target, graph.num_inputs
     weight = torch.ones(loop.shape, device=loop.device) if edge_weight is None else edge_weight
     own = weight.new_full((entries + 1,), 1.0 if edge_weight is None else fill)  # the last: edges that are no loops
@@ -265,7 +265,7 @@ def _sums_of_loops(graph: Graph, kept: Tensor | None, index: Tensor, count: int)
 
 
 def _attributes(attr: Tensor | None, index: Tensor, inputs: int, outputs: int, fill: Fill) -> Tensor | None:
-    """The attributes of edges, then those of loops, made of those of the edges `index`."""
+    """The attributes of edges, then those of loops, which `fill` computes from those of the edges `index`."""
     count = min(inputs, outputs)
     if attr is None:
         return None

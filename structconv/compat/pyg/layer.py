@@ -145,7 +145,7 @@ class Layer(MessagePassing):
             getattr(self, name).fill_(number)
 
     def _register(self, name: str, trained: bool, number: float) -> None:
-        """Make one number a parameter where it is trained, else a buffer."""
+        """Register one number as a parameter if it is trained, else as a buffer."""
         if trained:
             self.register_parameter(name, nn.Parameter(torch.full((1,), float(number))))
         else:
@@ -201,7 +201,7 @@ class Layer(MessagePassing):
         return self.aggr_module is None and self.aggr not in ("max", "min")
 
     def _replaced(self, graph: Graph) -> Tensor | None:
-        """The edges of a graph with remaining loops that take no part, where that counts; see `without_edges`."""
+        """The edges of a graph with remaining loops that take no part, for aggregations that count edges."""
         return replaced_loops(graph) if is_compiling() and not self._is_sum() else None
 
     def _weighted(self, graph: Graph, dtype: torch.dtype) -> Sparse:

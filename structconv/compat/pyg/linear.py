@@ -160,7 +160,8 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
     if (lin is not None and weighed is None and is_plain(lin)
             and (lin.bias is None if bias is not None else lin.in_channels > lin.out_channels)):  # type: ignore[operator]
         lin.materialize(x.shape[-1])  # type: ignore[operator]
-        y = apply(x, basis, _theta(lin), lin.bias if bias is None else bias)  # type: ignore[arg-type]
+        theta = Full._over({"theta": lin.weight.mT.unsqueeze(0)})  # type: ignore[operator]
+        y = apply(x, basis, theta, lin.bias if bias is None else bias)  # type: ignore[arg-type]
     else:
         y = (apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})) if weighed is None
              else sum_heads(x, weighed))
@@ -171,7 +172,7 @@ def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None 
 
 def _as_one_node(x: Tensor, basis: Basis, lin: Any, bias: Tensor | None, root: Any, x_root: Tensor | None
                  ) -> Tensor | None:
-    """`project` where a kernel can, else `None`; nothing is checked twice: what does not fit goes the other way."""
+    """`project` by a kernel; `None` if none applies, or if sizes do not fit: the general path raises the error."""
     if type(basis) is not Sparse or x.dim() != 2 or private.any_autocast():
         return None
     weight: Any = None
@@ -229,10 +230,6 @@ def is_plain(lin: nn.Module) -> bool:
 def is_product(lin: Any) -> bool:
     """Return True if a call only multiplies: a bias may have been added to a layer that is built without one."""
     return is_plain(lin) and lin.bias is None
-
-
-def _theta(lin: Any) -> Full:
-    return Full._over({"theta": lin.weight.mT.unsqueeze(0)})
 
 
 @torch.no_grad()

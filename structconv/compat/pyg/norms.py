@@ -34,10 +34,8 @@ def _means(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
     return pooled(flat, batch, size, "mean").reshape(-1, *x.shape[1:])
 
 
-def _counts(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
+def _counts(x: Tensor, batch: Tensor, size: int | None) -> Tensor:
     """The number of rows of each graph (B, 1)."""
-    if batch is None:
-        return x.new_full((1, 1), len(x))
     size = group_count(batch) if size is None else size
     return x.new_zeros(size, 1).index_add_(0, batch, x.new_ones(len(x), 1))
 

@@ -1,4 +1,4 @@
-"""`patch`: an unchanged PyTorch Geometric program runs on our layers; `unpatch` and a report of what was taken over."""
+"""`patch`: an unchanged PyTorch Geometric program runs on our layers; `unpatch`, and a report of what was replaced."""
 
 from __future__ import annotations
 

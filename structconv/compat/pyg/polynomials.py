@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -59,9 +59,8 @@ class _Polynomial(Layer):
         return steps
 
 
-def _weights(lins: Iterable[nn.Module], x: Tensor) -> Tensor | None:
+def _weights(lins: Sequence[nn.Module] | nn.ModuleList, x: Tensor) -> Tensor | None:
     """The weights (K, P, Q) of linear layers; `None` where one is wrapped, replaced or has a bias."""
-    lins = list(lins)
     if not all(is_product(lin) for lin in lins):
         return None
     for lin in lins:
@@ -157,7 +156,7 @@ class ChebConv(_Polynomial):
         if isinstance(bound, float | int) and self._is_sum():  # without loops where they are 0
             laplacian = scaled_laplacian(turned, kind, float(bound), dtype)
         else:
-            twice = scaled_laplacian(turned, kind, 1.0, dtype)  # 2 L - I, loops behind the edges
+            twice = scaled_laplacian(turned, kind, 1.0, dtype)  # 2 L - I, loops after the edges
             values = cast(Tensor, twice.values)
             loop = (torch.arange(values.shape[-1], device=values.device) >= graph.num_edges).to(values)
             entries = values + loop

@@ -80,7 +80,7 @@ _traced = traceable(pooled)
 
 
 def _of_members(x: Tensor, batch: Tensor, size: int | None, kind: str) -> Tensor:
-    """The same by the graph from rows to groups."""
+    """`pooled` by the graph from rows to groups."""
     owner = f"global_{kind}_pool"
     check_floating(owner, x)
     members = memberships(owner, batch, x.shape[-2], size)

@@ -63,8 +63,7 @@ def replace(model: M, heads: str | Sequence[Mapping[str, Any]], *, layers: Colle
 
         >>> from structconv.compat.transformers import replace
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        ...     num_attention_heads=2)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> model, report = replace(LlamaForCausalLM(config), "additive")
         >>> list(report.converted)
         ['model.layers.0.self_attn']
@@ -102,8 +101,7 @@ def set_structure(model: nn.Module, structure: Graph | Support | Tensor | None) 
         >>> from structconv import Graph
         >>> from structconv.compat.transformers import replace, set_structure
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        ...     num_attention_heads=2)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> model, _ = replace(LlamaForCausalLM(config), "graph")
         >>> set_structure(model, Graph(torch.tensor([[0, 0, 1, 2], [0, 1, 1, 2]]), num_nodes=3))
         >>> model(torch.tensor([[1, 2, 3]])).logits.shape
@@ -127,8 +125,7 @@ def with_heads(cls: type[M]) -> type[M]:
 
         >>> from structconv.compat.transformers import replace, with_heads
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        ...     num_attention_heads=2)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> model, _ = replace(LlamaForCausalLM(config), "additive")
         >>> type(model) is with_heads(LlamaForCausalLM)
         True
@@ -269,7 +266,7 @@ def _pairs(inputs: int, outputs: int, positions: Tensor | None, like: Tensor) ->
 
 def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, positions: Tensor | None, like: Tensor
           ) -> Mask:
-    """The mask, only of pairs of a support: as a structure where all of it is one, else as a table."""
+    """The mask without the pairs outside a support: as a structure if it has no table, else as a table."""
     if isinstance(support, Tensor):
         rows = support.to(like.device)
         rows = rows[..., :inputs] if positions is None else rows[..., positions.to(like.device), :inputs]
@@ -282,7 +279,7 @@ def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, posi
     return mask.joined(keep=support.to(like.device).contains(*_pairs(inputs, outputs, positions, like)))
 
 
-# -- making them --------------------------------------------------------------------------------------------------
+# -- replacing heads ----------------------------------------------------------------------------------------------
 
 def _replace_in(walk: Walk, name: str, model: Any, heads: Any, layers: Collection[int] | None) -> None:
     from structconv.compat.transformers.interface import register
@@ -326,7 +323,7 @@ def _install(model: nn.Module, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def _refusal(path: str, module: nn.Module) -> str | None:
-    """Why an attention module cannot have other heads."""
+    """The reason why an attention module cannot have other heads, or `None`."""
     if _CROSS.search(path) or getattr(module, "is_cross_attention", False) is True:
         return "it attends to another sequence"
     if getattr(module, "sinks", None) is not None:

@@ -29,8 +29,7 @@ class Registration:
 
         >>> from structconv.compat.transformers import register
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        ...     num_attention_heads=2)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> register().check(LlamaForCausalLM(config))             # modules that stay as they are: none
         []
     """
@@ -44,10 +43,10 @@ class Registration:
         if not isinstance(model, nn.Module):
             raise ConfigError("check", "model must be a torch.nn.Module", repr(model), class_remedy(model))
         routed = self.routed(model)
-        apart = [name for name, module in model.named_modules()
-                 if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
-                 and not any(_encloses(name, other) or _encloses(other, name) for other in routed)]
-        return [name for name in apart if not any(_encloses(name, other) and name != other for other in apart)]
+        others = [name for name, module in model.named_modules()
+                  if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
+                  and not any(_encloses(name, inner) or _encloses(inner, name) for inner in routed)]
+        return [name for name in others if not any(_encloses(name, inner) and name != inner for inner in others)]
 
     def routed(self, model: nn.Module) -> list[str]:
         """Return the names of the modules whose forward pass calls the interface."""
@@ -67,8 +66,7 @@ def register() -> Registration:
 
         >>> from structconv.compat.transformers import register
         >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        ...     num_attention_heads=2)
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
         >>> register()
         model.set_attn_implementation("structconv")
         >>> model = LlamaForCausalLM(config).eval()
@@ -183,15 +181,15 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     or of a `Window`, of which only the pairs are computed. Models that compute attention without the interface get the
     numbers that they add to their scores, as that of "eager".
     """
-    known = _masking()
-    function = known.causal_mask_function if mask_function is None else mask_function
+    masks = _masking()
+    function = masks.causal_mask_function if mask_function is None else mask_function
     if not _reads_interface(type(options.get("config"))):
-        return known.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+        return masks.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                 kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
     whole = type(q_offset) is int and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
     last = type(q_offset) is int and q_length == 1 and q_offset + 1 == kv_offset + kv_length
     if (whole or last) and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
-        if function is known.causal_mask_function:
+        if function is masks.causal_mask_function:
             if options.get("allow_is_causal_skip", True):
                 return None  # the attention function attends to all, or to what is not later
         elif whole:
@@ -200,7 +198,7 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
                 device = options.get("device", "cpu")
                 return StructureMask.of(Causal() & Window(radius) if causal else Window(radius),
                                         (batch_size, 1, q_length, kv_length), device)
-    table: Tensor | None = known.sdpa_mask(
+    table: Tensor | None = masks.sdpa_mask(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
         mask_function=function, attention_mask=attention_mask, **options)
     return table
@@ -208,10 +206,10 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
 def _window(function: Callable[..., Any]) -> tuple[bool, int | None]:
     """Return (causal, radius) of a mask function that is a window; `None` for any other function."""
-    known = _masking()
-    parts: Any = _closure_value(function, known.and_masks, "mask_functions") or ()
-    for of_order, overlay, last in ((known.causal_mask_function, known.sliding_window_overlay, 1),
-                                    (known.bidirectional_mask_function, known.sliding_window_bidirectional_overlay, 0)):
+    masks = _masking()
+    parts: Any = _closure_value(function, masks.and_masks, "mask_functions") or ()
+    for of_order, overlay, last in ((masks.causal_mask_function, masks.sliding_window_overlay, 1),
+                                    (masks.bidirectional_mask_function, masks.sliding_window_bidirectional_overlay, 0)):
         size = _closure_value(parts[0], overlay, "sliding_window") if len(parts) == 2 and parts[1] is of_order else None
         if type(size) is int and size >= last:
             return bool(last), size - last
@@ -267,9 +265,9 @@ def _reads_interface(config: type) -> bool:
         kinds = [kind for file in files for name, kind in getattr(sys.modules.get(file), "__dict__", {}).items()
                  if "Attention" in name and isinstance(kind, type) and issubclass(kind, nn.Module)]
         routed = [kind for kind in kinds if _routes(kind)]
-        apart = any("softmax" in _source(kind).lower() for kind in kinds if kind not in routed)
+        others = any("softmax" in _source(kind).lower() for kind in kinds if kind not in routed)
         declared = any(model._supports_sdpa or model._supports_attention_backend for model in models)
-        _READERS[config] = not apart or bool(routed and declared)
+        _READERS[config] = not others or bool(routed and declared)
     return _READERS[config]
 
 
@@ -283,7 +281,7 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def _source(part: Any) -> str:
-    """The source of a class or a function; empty where there is none."""
+    """The source of a class or a function; empty if it has none."""
     try:
         return inspect.getsource(part)
     except (OSError, TypeError):
