@@ -380,15 +380,16 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         """(L, N, E) -> (L, N, E), or with N first; see torch's."""
         if type(src) is Proxy:
             return cast(Tensor, recorded(self, src, src_mask, src_key_padding_mask, is_causal))
+        if src_mask is not None or src_key_padding_mask is not None or is_causal or is_compiling():
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         dropouts = self.dropout, self.dropout1, self.dropout2
         norm1, norm2, linear1, linear2, first = self.norm1, self.norm2, self.linear1, self.linear2, self.norm_first
-        if (src_mask is not None or src_key_padding_mask is not None or is_causal or is_compiling()
-                or any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
+        if (any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
                 or not type(norm1) is type(norm2) is nn.LayerNorm or not type(linear1) is type(linear2) is nn.Linear
                 or not all_plain(*dropouts, norm1, norm2, linear1, linear2)
                 or type(self)._sa_block is not encoder_attention or type(self)._ff_block is not encoder_linear
                 or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
-            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+            return super().forward(src)
         x = _normed(norm1, src) if first else src  # torch's steps, without dropout and checks of masks
         y = src + self.self_attn(x, x, x, need_weights=False)[0]
         y = y if first else _normed(norm1, y)

@@ -144,24 +144,24 @@ def parameter_key(name: str) -> str:
     return (f"<{name}>" if reserved else name).replace(".", "#")
 
 
-def project(x: Tensor, basis: Basis, lin: nn.Module | None, bias: Tensor | None = None,
-            root: nn.Module | None = None, x_root: Tensor | None = None) -> Tensor:
+def project(x: Tensor, basis: Basis, lin: Any, bias: Tensor | None = None, root: Any = None,
+            x_root: Tensor | None = None) -> Tensor:
     """lin(A^T x) + root(x_root) + bias; without `lin` A^T x.
 
-    One node of autograd where a kernel reads the edges and the linear layers are plain. Else Theta is the weight of
-    `lin`, so that the planner chooses the order. But `lin` itself is called where it is wrapped or replaced, or has as
-    many outputs as inputs or more and no other bias is given: the sums come first then anyway, and torch's linear
-    layer costs the fewest calls.
+    One node of autograd if a kernel reads the edges and the linear layers are plain. Else Theta is the weight of `lin`,
+    and the planner chooses the order. `lin` itself is called if it is wrapped or replaced, or if it has as many outputs
+    as inputs or more and no other bias is given: the sums come first then, and torch's linear layer costs the fewest
+    calls.
     """
     weighed = basis if (type(basis) is Sparse and type(basis.values) is Tensor and basis.size == 1 and x.dim() == 2
                         and is_few(basis.graph, 1, x.shape[1])) else None
     if weighed is None and (y := _as_one_node(x, basis, lin, bias, root, x_root)) is not None:
         return y
     if (lin is not None and weighed is None and is_plain(lin)
-            and (lin.bias is None if bias is not None else lin.in_channels > lin.out_channels)):  # type: ignore[operator]
-        lin.materialize(x.shape[-1])  # type: ignore[operator]
-        theta = Full._over({"theta": lin.weight.mT.unsqueeze(0)})  # type: ignore[operator]
-        y = apply(x, basis, theta, lin.bias if bias is None else bias)  # type: ignore[arg-type]
+            and (lin.bias is None if bias is not None else lin.in_channels > lin.out_channels)):
+        lin.materialize(x.shape[-1])
+        theta = Full._over({"theta": lin.weight.mT.unsqueeze(0)})
+        y = apply(x, basis, theta, lin.bias if bias is None else bias)
     else:
         y = (apply(x, basis, Eye._over({"size": 1, "channels": x.shape[-1]})) if weighed is None
              else sum_heads(x, weighed))
