@@ -501,6 +501,14 @@ def test_values_of_a_sparse_matrix_are_the_weights_of_signed_attention():
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_edges_of_signed_attention_come_back_as_they_were_given(flow):
+    layer, peer = both("FAConv", P, flow=flow)
+    x = torch.randn(5, P).double()
+    got, want = (one(x, x, EDGES, return_attention_weights=True) for one in (layer, peer))
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 class SparseTensor:
     """The part of torch_sparse's class that a layer reads."""
 

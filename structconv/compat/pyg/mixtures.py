@@ -225,7 +225,9 @@ class FAConv(Layer):
                              if self.add_self_loops and self.normalize else None)
         if self.eps:
             y = torch.add(y, x_0, alpha=self.eps) if type(self.eps) in (int, float) else y + self.eps * x_0
-        if return_attention_weights is not None and isinstance(edge_index, Tensor) and is_sparse(edge_index):
+        if return_attention_weights is None:
+            return y
+        if isinstance(edge_index, Tensor) and is_sparse(edge_index):
             matrix = matrix_of(alpha, edges, edge_index.layout)
             return y, (matrix, matrix.values())
-        return y if return_attention_weights is None else (y, (edges.edge_index, alpha))
+        return y, (edges.edge_index if self.flow == "source_to_target" else edges.edge_index.flip(0), alpha)
