@@ -101,18 +101,13 @@ def plan(x: Tensor, basis: Basis, theta: Weight | Tensor, *, path: str | None = 
 def apply(basis: Basis, r: Tensor, bias: Tensor | None = None) -> Tensor:
     """A_k^T r_k + bias_k for each head, (..., K or 1, M, C), (K, C) or none -> (..., K, N, C), by the planner's choice.
     """
-    call = _applied(basis, r, bias)
-    return plan_for(call).run(call)
-
-
-def _applied(basis: Basis, r: Tensor, bias: Tensor | None) -> Call:
-    """The call of a basis whose heads come as they are."""
     size, channels = basis.size, r.shape[-1]
     known = type(size) is type(channels) is int and not torch.compiler.is_compiling()
     if not known and torch.jit.is_tracing():  # where sizes are tensors; a layer's heads and channels stay
         size, channels = int(size), int(channels)
     theta = (_by_head if known else ByHead.of)(size, channels)
-    return cast_call(Call(r.select(-3, 0), basis, theta, bias, r), autocast_dtype(r))
+    call = cast_call(Call(r.select(-3, 0), basis, theta, bias, r), autocast_dtype(r))
+    return plan_for(call).run(call)
 
 
 _by_head = lru_cache(ByHead.of)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -44,21 +44,12 @@ OUTPUTS = 2
 #: (K, P, Q) -> Theta.
 MakeTheta = Callable[[int, int, int], Weight]
 
-
-def _full(k: int, p: int, q: int) -> Weight:
-    return Full.of(_numbers(k, p, q))
-
-
-def _head_blocks(k: int, p: int, q: int) -> Weight:
-    return HeadBlocks.of(_numbers(k, p, q))
-
-
-def _low_rank(k: int, p: int, q: int) -> Weight:
-    return LowRank.of(_numbers(k, p, 2), _numbers(k, 2, q))
-
-
 #: Theta whole, and the two kinds that let the structure act between their factors.
-THETAS: tuple[MakeTheta, ...] = (_full, _head_blocks, _low_rank)
+THETAS: tuple[MakeTheta, ...] = (
+    lambda k, p, q: Full.of(_numbers(k, p, q)),
+    lambda k, p, q: HeadBlocks.of(_numbers(k, p, q)),
+    lambda k, p, q: LowRank.of(_numbers(k, p, 2), _numbers(k, 2, q)),
+)
 
 
 class Compiled(NamedTuple):
@@ -90,7 +81,8 @@ def check_kernels(specimen: Specimen) -> None:
     numbers of channels (`draws`)."""
     rounded = Rounded.of(specimen.subject())
     for turn, theta in enumerate(THETAS):
-        calls = [_call(*with_leaves(subject), theta) for subject in (specimen.subject(), _other(specimen))]
+        calls = [_call(subject, theta, leaves)
+                 for subject, leaves in map(with_leaves, (specimen.subject(), _other(specimen)))]
         plans = [plan_for(call) for call, _ in calls]
         assert plans[0] is plans[1], f"calls that differ in their numbers have two plans:\n{plans[0]}\n{plans[1]}"
         for each in compiled(calls[0][0]):
@@ -160,7 +152,7 @@ def check_absent(specimen: Specimen) -> None:
     """NaN in an input stays away from the outputs whose pair with it is masked out, whatever kernel is chosen."""
     subject = specimen.subject()
     for theta in THETAS[:2]:
-        clean = _call(subject, [], theta)[0]
+        clean = _call(subject, theta)[0]
         absent = absent_pairs(clean.materialized())
         expected = _expected(clean)
         for entry in _first_and_last(absent.any(-1)):
@@ -179,7 +171,7 @@ def check_changes(specimen: Specimen) -> None:
     before = setup.structure.edge_index
     graph = dataclasses.replace(setup.structure, edge_index=before.clone())
     setup = dataclasses.replace(setup, structure=graph)
-    first = _call(setup, [], _full)[0]
+    first = _call(setup)[0]
     kernels = list(compiled(first))
     for each in kernels:
         each.run(first)
@@ -193,7 +185,7 @@ def check_changes(specimen: Specimen) -> None:
             graph.edge_index.copy_(before)
     other = torch.stack([before[0], before[1].roll(1)])
     graph.edge_index.copy_(other)
-    changed = _call(setup, [], _full)[0]
+    changed = _call(setup)[0]
     fresh = dataclasses.replace(setup, structure=dataclasses.replace(graph, edge_index=other))
     basis = fresh.basis()
     for each in kernels:
@@ -203,7 +195,7 @@ def check_changes(specimen: Specimen) -> None:
 
 def _check_refused(setup: Setup, run: Run, what: str) -> None:
     try:
-        run(_call(setup, [], _full)[0])
+        run(_call(setup)[0])
     except StructureError:
         return
     raise AssertionError(f"{what}: no StructureError")
@@ -218,9 +210,9 @@ def _expected(call: Call) -> Tensor:
 def _of_one_plan(setup: Setup, theta: MakeTheta) -> tuple[Call, Call]:
     """Calls with more entries, of two sizes that no plan tells apart; the same twice where each size has its own."""
     least = EXACT // min(t.shape[-2] for t in (setup.x, setup.z) if t is not None) + 1
-    last = first = _call(_times(setup, least), [], theta)[0]
+    last = first = _call(_times(setup, least), theta)[0]
     for copies in range(least + 1, 2 * least + 4):
-        before, last = last, _call(_times(setup, copies), [], theta)[0]
+        before, last = last, _call(_times(setup, copies), theta)[0]
         if plan_for(before) is plan_for(last):
             return before, last
     return first, first
@@ -240,8 +232,8 @@ def _other(specimen: Specimen) -> Subject:
     return other
 
 
-def _call(subject: Subject, leaves: list[Tensor], theta: MakeTheta) -> tuple[Call, list[Tensor]]:
-    """A call with a random Theta and b, and what gradients are taken of where the subject is over leaves."""
+def _call(subject: Subject, theta: MakeTheta = THETAS[0], leaves: Sequence[Tensor] = ()) -> tuple[Call, list[Tensor]]:
+    """Return a call with a random Theta and b, and the tensors with gradients, `leaves` of the subject among them."""
     if isinstance(subject, Setup):
         size, channels = subject.mechanism.size, subject.x.shape[-1]
     else:
