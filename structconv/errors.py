@@ -81,7 +81,7 @@ def _written(got: object) -> object:
 
 
 def _raise_now(kind: type[StructconvError], owner: str, expected: str, got: object, remedy: str) -> None:
-    """Raise the error out of the compiler, which would report that it met an exception and not what this says."""
+    """Raise the error outside of the compiler, which would report an exception without this message."""
     error = kind.__new__(kind)
     error.args, error.owner = (_message(owner, expected, got, remedy),), owner
     raise error
@@ -138,13 +138,13 @@ class ArgumentsError(ConfigError, TypeError):
 
 
 class DataError(StructureError):
-    """A file that is not what it should be: torn, empty, or with a line that cannot be read.
+    """A file is torn or empty, or a line of it cannot be read.
 
     Args:
         path: the file, as its user named it.
-        expected: what must stand there, ``"ten columns"``.
-        got: what stands there instead.
-        line: its number, from 1; `None` where it is the file as a whole.
+        expected: the content that the file must have, ``"ten columns"``.
+        got: the content that it has.
+        line: the number of the line, from 1; `None` for the whole file.
         remedy: what to do about it; a whole sentence, or nothing.
 
     Example:

@@ -15,7 +15,7 @@ __all__ = ["cache_folder", "flush_folder", "read_json", "write_atomically", "wri
 
 
 def write_flushed(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it; an error, of a full disk say, names the file."""
+    """Write a file and wait until the disk has it; an error, for example of a full disk, names the file."""
     try:
         with open(path, "wb") as file:
             file.write(content)
@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there is no file; a `ValueError` for something else."""
+    """Read the object in a JSON file, empty if there is no file; `ValueError` if it holds something else."""
     try:
         result = json.loads(path.read_text())
     except FileNotFoundError:

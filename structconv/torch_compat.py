@@ -31,7 +31,7 @@ __all__ = ["CALL", "NAMES", "PLAIN", "PLAIN_CALLS", "above_autograd", "all_plain
 T = TypeVar("T")
 
 
-#: Torch's name -> what stands for it here, and what does without it.
+#: Torch's name -> the object that the package uses, and the fallback.
 NAMES: dict[str, tuple[Any, Any]] = {}
 
 
@@ -72,7 +72,7 @@ transforms_active: Callable[[], bool] = _resolved("torch._C._are_functorch_trans
 is_batched: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_legacy_batchedtensor", _without_storage)
 #: Return True if a tensor belongs to a functional transform, or remained from one.
 is_functional: Callable[[Tensor], bool] = _resolved("torch._C._functorch.is_functorch_wrapped_tensor", _without_storage)
-#: Another shape of a tensor that nobody else has: no view of it, so that it may be changed in place.
+#: Reshape a tensor that has no other user, without a view, so that the result may be changed in place.
 unsafe_view: Callable[[Tensor, list[int]], Tensor] = _resolved(
     "torch.ops.aten._unsafe_view", lambda t, shape: t.reshape(shape).clone())
 #: Axes -> how torch's convolutions compute, which derived classes may override; `None` where they have no such method.
@@ -125,7 +125,7 @@ any_autocast: Callable[[], bool] = _resolved("torch._C._is_any_autocast_enabled"
 no_dispatch_modes: Any = _resolved("torch.utils._python_dispatch._disable_current_modes")
 no_transforms: Any = _resolved("torch._C._DisableFuncTorch")
 no_functions: Any = _resolved("torch._C.DisableTorchFunction")
-#: The number of the backward pass under way, and whether it comes to a node of the graph; `None` where torch lacks it.
+#: The number of the current backward pass, and whether it runs a node of the graph; `None` if torch lacks them.
 backward_task: Any = _resolved("torch._C._current_graph_task_id")
 will_run: Any = _resolved("torch._C._will_engine_execute_node")
 #: Operator -> its form by others, which `torch.onnx.export` reads. A trace with dynamic sizes reads it too, except for
@@ -208,7 +208,7 @@ def weight_and_bias(layer: Any) -> tuple[Any, Any]:
 
 
 def calls_forward(call: Any) -> Any:
-    """Note that this `__call__` of a class does nothing but what torch's does, and convert its result."""
+    """Register a `__call__` of a class that does what torch's does, and converts its result."""
     PLAIN.append(call)
     return call
 
@@ -224,13 +224,13 @@ def called(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
 
 
 def bound_apply(function: Any) -> Callable[..., Any]:
-    """`function.apply`, which outside of functional transforms need not look for them: 27 of 47 us of a small call.
-    What is left of a transform's tensors is not for it."""
+    """Return `function.apply` without its search for functional transforms, 27 of 47 us of a small call. Use it outside
+    of transforms, and not with tensors that remain from one."""
     return function.apply if function_base is None else super(torch.autograd.Function, function).apply
 
 
 def bound(operator: Any) -> Any:
-    """An operator of C++ without what torch.ops does in Python at each call."""
+    """Return the C++ operator, without the Python code that torch.ops runs at each call."""
     return getattr(operator, "_op", operator)
 
 
@@ -259,7 +259,7 @@ def autocast() -> tuple[torch.dtype, ...]:
 
 
 def without_autocast(kind: str) -> Any:
-    """A context in which this kind of device keeps dtypes; some kinds know no other."""
+    """A context without autocast on this kind of device; some kinds have no autocast."""
     if torch.amp.is_autocast_available(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()

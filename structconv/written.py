@@ -46,7 +46,7 @@ def text(value: Any) -> str:
 
 
 def one_or_each(sizes: tuple[Any, ...]) -> Any:
-    """The number that stands for all axes, if it does."""
+    """Return the size of all axes if it is the same, else the sizes."""
     return sizes[0] if len(set(sizes)) == 1 else sizes
 
 

@@ -68,7 +68,7 @@ def _numbers(flag: str, text: str, separator: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A mechanism with a line on what it is; `on_graph` if it reads the pixel graph instead of the grid."""
+    """A mechanism with a summary; `on_graph` if it reads the pixel graph instead of the grid."""
 
     summary: str
     build: Callable[[Options], Mechanism]

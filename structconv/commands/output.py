@@ -11,12 +11,12 @@ __all__ = ["json_text", "print_json"]
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line; a number that is not finite is null."""
+    """Print an object on one line; a number that is not finite is null."""
     print(json_text(value), flush=True)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON, which knows no number that is not finite: those are null."""
+    """Return a value as JSON, which has finite numbers only: others are null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 

@@ -8,7 +8,7 @@ __all__ = ["number", "print_table"]
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", texts: int = 1) -> None:
-    """A table on standard output, as wide as it needs when that is a file; its first `texts` columns are text."""
+    """Print a table, as wide as it needs if the output is a file; its first `texts` columns are text."""
     from rich.console import Console
     from rich.table import Table
 
@@ -24,5 +24,5 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title:
 
 
 def number(value: float | None) -> str:
-    """A figure for people, if there is one."""
+    """Return a number with three decimals, "-" for `None`."""
     return "-" if value is None else f"{value:.3f}"

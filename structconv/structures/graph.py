@@ -94,7 +94,7 @@ class Graph(Exchange, Structure):
         if inputs is None or outputs is None:
             inputs, outputs = _infer_sizes(edge_index, inputs, outputs)
         plain = is_plain(edge_index)
-        if plain and not (type(inputs) is type(outputs) is int  # a compiler does not compare sizes that it cannot know
+        if plain and not (type(inputs) is type(outputs) is int  # a compiler cannot compare symbolic sizes
                           and min(inputs, outputs) >= 0 and max(inputs, outputs) < _TOO_MANY):
             inputs, outputs = check_size("Graph", "num_inputs", inputs), check_size("Graph", "num_outputs", outputs)
         self.__dict__.update(edge_index=edge_index, num_inputs=inputs, num_outputs=outputs, edge_weight=edge_weight,
@@ -213,7 +213,7 @@ class Graph(Exchange, Structure):
             edge_attr=None if self.edge_attr is None else _selected(self.edge_attr, keep))
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Graph:
-        """The graph on another device or in another dtype; a dtype may come first, as in `Tensor.to`.
+        """Return the graph on another device or in another dtype; a dtype may be first, as in `Tensor.to`.
 
         A floating dtype converts `edge_weight` and a floating `edge_attr`; an integer one converts `edge_index`.
         """
@@ -496,7 +496,7 @@ def with_attributes(graph: Graph, attr: Tensor | None) -> Graph:
 
 
 def has_loops(index: Tensor) -> bool:
-    """Return True if one of the edges (2, E) leads from an entry to itself; remembered."""
+    """Return True if one of the edges (2, E) is a self-loop; remembered."""
     native = first_loop(index) if is_plain(index) else None
     if native is None:
         return derived(index, "has loops", lambda: bool((index[0] == index[1]).any()))

@@ -254,7 +254,7 @@ def joined_by_and(support: Support | None) -> list[Support]:
 
 
 def joined(supports: list[Support]) -> Support:
-    """`&` of several; the inverse of `joined_by_and`."""
+    """Join supports by `&`; the inverse of `joined_by_and`."""
     return functools.reduce(And, supports)
 
 
@@ -332,13 +332,13 @@ class Not(Support):
 
 
 def inverted(support: Support) -> Support:
-    """`~support`, for programs that are compiled too: torch traces the operator for no object of a user's."""
+    """Return `~support`, also in compiled programs: torch does not trace the operator `~` of a Python class."""
     return support.kept if isinstance(support, Not) else Not(support)
 
 
 @structure()
 class Transposed(Support):
-    """The pairs of `of` with inputs and outputs exchanged, where no simpler support says it."""
+    """The pairs of `of` with inputs and outputs exchanged: for supports that have no simpler transpose."""
 
     of: Support
 
@@ -389,14 +389,13 @@ class Transposed(Support):
 
 
 def listed(pairs: tuple[Tensor, ...], num_inputs: int, num_outputs: int) -> Graph:
-    """The graph of the pairs (m, n), given as two tensors (E,)."""
+    """Return the graph of the pairs (m, n), two tensors (E,)."""
     return Graph(torch.stack(pairs), num_inputs=num_inputs, num_outputs=num_outputs)
 
 
 def filtered(graph: Graph, keep: Tensor) -> Graph:
-    """The pairs of `graph` where `keep` (E,) is true, without weights or attributes.
-
-    On the meta device, where no value is known, all of them."""
+    """Return the pairs of `graph` where `keep` (E,) is true, without weights or attributes; on the meta device, which
+    holds no values, all pairs."""
     kept = graph.edge_index if keep.is_meta else graph.edge_index[:, keep]
     return Graph(kept, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
 

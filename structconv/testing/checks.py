@@ -123,7 +123,7 @@ def check_contract(specimen: Specimen) -> None:
 
 
 def _check_reads_content(specimen: Specimen) -> None:
-    """A mechanism that says it does not read the numbers in x and z makes the same basis of others."""
+    """A mechanism without "content" in `reads` makes the same basis of other numbers in x and z."""
     subject = specimen.subject()
     if isinstance(subject, Setup) and "content" not in subject.mechanism.reads:
         other = Setup(subject.mechanism, subject.x + 1, None if subject.z is None else subject.z + 1, subject.structure)
@@ -154,7 +154,7 @@ def check_reference(specimen: Specimen) -> None:
 
 
 def _check_drawn(rounded: Rounded, draw: Draw, turned: bool) -> None:
-    """The primitives of one draw give what `dense()` says in float64."""
+    """The primitives of one draw equal the einsum over `dense()` in float64."""
     with torch.set_grad_enabled(draw.gradients):
         subject = rounded.like(draw, draw.dtype)
         basis = as_basis(subject)

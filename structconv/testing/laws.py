@@ -38,8 +38,8 @@ def check_batching(specimen: Specimen) -> None:
 
 
 def _check_batched_content(setup: Setup) -> None:
-    """Each sample gets what a call of its own gives, unless the structure is of a batch and refuses it, and gets it
-    whatever the other samples are."""
+    """Each sample gets the result of a call of its own, unless the structure is of a batch and refuses that call, and
+    gets the same result beside other samples."""
     together, lead = _with_samples(setup)
     a, y = _of_samples(together, lead)
     for index in {(0,) * len(lead), tuple(size - 1 for size in lead)}:
@@ -99,7 +99,7 @@ def twice(first: Setup, second: Setup) -> Setup:
 
 
 def check_permutation(specimen: Specimen) -> None:
-    """A[order, order'] comes from entries, and a structure, in that order."""
+    """Entries and a structure in another order give the basis A in that order."""
     setup = specimen.setup("permutes")
     a = setup.basis().dense(F64)
     generator = torch.Generator().manual_seed(3)
@@ -113,8 +113,8 @@ def check_permutation(specimen: Specimen) -> None:
 
 
 def relabeled(structure: Any, source: Tensor, target: Tensor) -> Any:
-    """The structure after entry source[i] has become entry i, and output target[j] output j; a class of the user's
-    says so by its method `relabeled(source, target)`."""
+    """Return the structure in which entry source[i] is entry i, and output target[j] is output j. A user's class needs
+    a method `relabeled(source, target)`."""
     rows, columns = source.argsort(), target.argsort()
     if isinstance(structure, Graph):
         moved = torch.stack([rows[structure.source.long()], columns[structure.target.long()]])

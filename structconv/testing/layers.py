@@ -136,7 +136,7 @@ def side_by_side(first: Use, second: Use) -> Use:
 
 
 def _grown(structure: Any) -> Any:
-    """Return the structure with two more entries; a user's, of which no enlargement is known, in another order."""
+    """Return the structure with two more entries; a structure of a user's class in another order instead."""
     if isinstance(structure, Graph):
         return dataclasses.replace(structure, num_inputs=structure.num_inputs + 2,
                                    num_outputs=structure.num_outputs + 2)
@@ -151,7 +151,7 @@ def _grown(structure: Any) -> Any:
 
 
 def _named(use: Use) -> Iterator[tuple[str, Any]]:
-    """The arguments of the call by their names."""
+    """Yield the arguments of the call with their names."""
     names = inspect.signature(use.layer.forward).parameters
     yield from zip(names, use.args, strict=False)
     yield from use.kwargs.items()
@@ -215,7 +215,7 @@ def check_prepared(use: Use) -> None:
             cache.append(entry)
         appended = of(cache)()
     except (ConfigError, ShapeError, StructureError):
-        return  # a structure of all entries, say
+        return  # for example, the structure is of all entries
     same(appended, expected, "entries that were appended one by one")
 
 
