@@ -26,7 +26,7 @@ from structconv.primitives.edge_attention import (
     scaled,
 )
 from structconv.primitives.functions import pulled_back, transformed
-from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.hashing import Drop, drop_factors
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.checks import check_numbers
 from structconv.primitives.native.dispatch import floats, unit
@@ -105,9 +105,8 @@ def _composed(q: Tensor, k: Tensor, x: Tensor, vector: Tensor, kind: int, parame
         output = n[rows].view(-1, 1, 1)
         weights = masked_softmax(scores.masked_fill(m > output, -torch.inf) if causal else scores, None, -1)
         if p > 0 and seed is not None:
-            entry, own = head.unsqueeze(-1) // batch_heads, head.unsqueeze(-1) % batch_heads
-            uniform = hash_uniform(seed, entry, own, m * q.shape[0] + output)
-            weights = weights * ((uniform >= p).to(q.dtype) / (1 - p))
+            pair = m * q.shape[0] + output
+            weights = weights * drop_factors(Drop(p, seed, batch_heads), head.unsqueeze(-1), pair, q.dtype)
         return torch.einsum("nhm,mhc->nhc", weights, x)
 
     return recompute_blocks(of, [q, k, x, vector], blocks_of(q.shape[0], k.numel()), reduce="cat", dim=0)

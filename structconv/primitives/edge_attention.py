@@ -19,7 +19,7 @@ from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.blocks import recompute_blocks
 from structconv.primitives.csr import sddmm, spmm
 from structconv.primitives.functions import sum_dtype
-from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.hashing import Drop, drop_factors
 from structconv.primitives.native.dispatch import parts_of_table
 from structconv.primitives.native.indices import Csr
 from structconv.primitives.operator import DROPOUT, differentiable_operator, trains
@@ -313,8 +313,7 @@ class Ends:
             return weights
         head = torch.arange(len(scores), device=self.source.device).unsqueeze(-1)
         pair = self.source * self.num_outputs + self.target
-        uniform = hash_uniform(seed, head // batch_heads, head % batch_heads, pair)
-        return weights * ((uniform >= p).to(torch.float64) / (1 - p)).to(weights.dtype)
+        return weights * drop_factors(Drop(p, seed, batch_heads), head, pair, torch.float64).to(weights.dtype)
 
     def collect(self, weights: Tensor, x: Tensor) -> Tensor:
         """sum_e w_ke x_mk for every output: (K, E), (M, K, C) -> (N, K, C)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from structconv.errors import ShapeError
 
-__all__ = ["Drop", "hash_bits", "hash_uniform"]
+__all__ = ["Drop", "drop_factors", "hash_bits", "hash_uniform"]
 
 _MASK = 0xFFFFFFFF
 # Two odd multipliers below 2^31, so that a product with 32 bits stays inside an int64: the pair that
@@ -52,6 +52,13 @@ def hash_uniform(seed: Tensor, *indices: Tensor) -> Tensor:
         return _uniform(state, low, key)
     state = state if low is None else _mix(state ^ low, key)
     return (state >> 8).to(torch.float32) * 2.0**-24
+
+
+def drop_factors(drop: Drop, head: Tensor, pair: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 with probability p, else 1 / (1 - p), for each head of the operator and pair m N + n; a seed is needed."""
+    assert drop.seed is not None
+    uniform = hash_uniform(drop.seed, head // drop.batch_heads, head % drop.batch_heads, pair)
+    return (uniform >= drop.p).to(dtype) / (1 - drop.p)
 
 
 def hash_bits(seed: Tensor, *indices: Tensor) -> Tensor:

@@ -63,18 +63,18 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
             come first, and `ctx.options` the arguments after them.
         tangent: (arguments, their tangents or None) -> tangents of the results, by differentiable operators.
         linear_in: instead of `tangent`, the positions of arguments in each of which the operator is linear.
-        composed: (what computes the results without derivatives, arguments) -> the results, by differentiable
-            functions: what runs where there are forward derivatives, instead of `tangent`. None where that is for
-            the `backward`.
+        composed: instead of `tangent`, (a function that computes the results without derivatives, arguments) -> the
+            results by differentiable functions. It runs in forward mode, and may return None to leave the call to
+            `backward`.
 
     Returns:
-        The operator without the dispatcher, which takes longer than a kernel on few entries: the kernel, or an
-        `autograd.Function`, where the inputs are tensors of torch's own and nothing is to see or to transform the
-        operator (a tracer, a mode, a functional transform, a forward derivative, a profiler), and else the operator.
+        The operator without the dispatcher, which takes longer than a kernel on few entries. If the inputs are plain
+        tensors, and no tracer, mode, functional transform, forward derivative or profiler is active, it calls the
+        kernel, or an `autograd.Function` of it; else the operator.
 
-    `torch.library.register_autograd` does a backward with several times the overhead, which counts on small graphs:
-    it completes the arguments from the schema at every call. Nor do its gradients pass through `torch.func.grad` and
-    `vjp`, as these do, and it has no forward derivatives. It is used where torch lacks what this one needs.
+    `torch.library.register_autograd` has several times the overhead in a backward pass, which counts on small graphs:
+    it completes the arguments from the schema at every call. Its gradients do not pass through `torch.func.grad` and
+    `vjp`, and it has no forward derivatives. It is used only if torch lacks the private names that this needs.
     """
     def checked(*inputs: Any) -> Any:
         check(*inputs)
@@ -100,8 +100,8 @@ def define(name: str, arguments: str, kernel: Callable[..., Any], fake: Callable
 
 
 def _no_view(results: Any) -> Any:
-    """The results; one that is a view apart from its base, since torch refuses to change the views that a Function
-    returns, by `relu_` say."""
+    """The results; a single one that is a view is detached, since torch refuses to change in place a view that a
+    Function returns."""
     return results.detach() if isinstance(results, Tensor) and results._is_view() else results
 
 
@@ -111,7 +111,7 @@ def by_layouts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Tensors without numbers among others would make a result of numbers that nobody computed."""
+    """`fake`, which refuses tensors without numbers among others: nobody would compute the result's numbers."""
     def shapes(*inputs: Any) -> Any:
         tensors = [t for t in inputs if isinstance(t, Tensor)]
         devices = {t.device.type for t in tensors if t.dim() or t.is_meta}
@@ -355,7 +355,7 @@ def _several(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class _Operator:
-    """The arguments of both operators by their positions, what is refused, and every derivative.
+    """The positions of the arguments of both operators, their checks, and every derivative.
 
     Forward: layouts, inputs, options, flags. Backward: layouts, inputs, the results that it reads, gradients, options,
     needs.
@@ -393,10 +393,10 @@ class _Operator:
         self.schema_back = ", ".join(filter(None, (
             *layouts, *tensors, *results_back, *grads_back, options, *flags_back)))
 
-    # -- what is refused --
+    # -- checks --
 
     def checked(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of a forward call, with `batch_heads`, unless sizes, dtypes or options do not fit."""
+        """Check sizes, dtypes and options of a forward call; return its arguments, with `batch_heads`."""
         inputs, sizes, first = arguments[self.at_inputs], self.sizes(arguments), arguments[self.like]
         for declared, t in zip(self.inputs, inputs, strict=True):
             if t is None or not declared.sizes:
@@ -446,7 +446,7 @@ class _Operator:
             if t is not None:
                 check_like(f"{self.name}_backward", declared.name, t, like)
 
-    # -- what is computed --
+    # -- results --
 
     def fake(self, *arguments: Any) -> Any:
         """Results without numbers, by the sizes of the inputs."""
@@ -652,8 +652,7 @@ class _Operator:
     def back_in_forward_mode(self, plain: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """The gradients are linear in those of the results, by which alone they are differentiated as they are.
 
-        That is the case of every graph that was drawn before forward mode was entered; within it, none has this
-        operator.
+        Graphs that were recorded before forward mode was entered contain this operator; those within it do not.
         """
         inputs, grads = arguments[self.at_inputs], arguments[self.at_grads]
         if any(map(_has_tangent, inputs)):

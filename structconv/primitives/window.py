@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structconv.derived import derived, is_plain
 from structconv.errors import ConfigError, ShapeError, text_of
-from structconv.primitives.hashing import hash_uniform
+from structconv.primitives.hashing import Drop, drop_factors
 from structconv.primitives.operator import DROPOUT, differentiable_operator
 from structconv.primitives.segments import masked_softmax
 from structconv.primitives.sorting import rows_of
@@ -187,8 +187,7 @@ def _composed(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, *options: A
         m = torch.arange(k.shape[0], device=q.device)
         pairs = torch.stack([grid.shifted(m, offset, q.shape[0]) * q.shape[0] + n
                              for offset in grid.offsets()]).unsqueeze(-1)
-        uniform = hash_uniform(seed, head // batch_heads, head % batch_heads, pairs)
-        weights = weights * ((uniform >= p).to(q.dtype) / (1 - p))
+        weights = weights * drop_factors(Drop(p, seed, batch_heads), head, pairs, q.dtype)
     parts = (w.unsqueeze(-1) * torch.where(kept.unsqueeze(-1), grid.shifted(v, o, q.shape[0]), 0)
              for o, w, kept in zip(grid.offsets(), weights, keep, strict=True))
     return sum(parts, v.new_zeros(()))
