@@ -1,8 +1,8 @@
 """`Csr`, a layout of edges, and `sealed`, the form of it that kernels take.
 
 No index reaches a kernel unchecked. Kernels take sealed layouts: one tensor of all arrays, whose header says that they
-were proved (src/operators.cpp). A layout that was built here is a part of one; any other is read through and copied
-once, when it is used for the first time. Each use compares the number of columns it needs with those there are.
+were checked (src/operators.cpp). The arrays of a layout from `layouts` are parts of one; any other layout is checked
+and copied once, when it is first used. Each use compares the number of columns it needs with those there are.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def narrow(index: Tensor) -> Tensor:
 
 
 def sealed(layout: Csr) -> Sealed:
-    """A layout on the CPU that proves sound. O(E), once for each three arrays while they do not change.
+    """A layout on the CPU, checked. O(E), once for each three arrays while they do not change.
 
     Raises:
         StructureError: if it is none.
     """
-    return derived(layout, "sealed", lambda: _proved(layout))
+    return derived(layout, "sealed", lambda: _checked(layout))
 
 
-def _proved(layout: Csr) -> Sealed:
+def _checked(layout: Csr) -> Sealed:
     for index in layout:
         if index.dtype is torch.int64 and index.numel() and int(index.abs().amax()) > LIMIT:
             raise StructureError("Csr", "indices must be below 2^31", int(index.abs().amax()))
