@@ -31,8 +31,9 @@ class EntityTask(Task):
     def __init__(self, recipe: RGCNEntities, data: Classes, seed: int = 0, drop_relations: float = 0.0) -> None:
         self.drop_relations, self.seed = drop_relations, seed
         self.graph = data.graph
-        self.parts, self.labels = (Parts(_held_out(recipe, parts, seed), of="entities")
+        self.nodes, self.labels = (Parts(_held_out(recipe, parts, seed), of="entities")
                                    for parts in (data.nodes, data.labels))
+        self.parts = self.nodes
         self.model = EntityClassifier(self.graph, recipe.hidden, len(data.classes), num_bases=recipe.bases or None,
                                       dropout=recipe.dropout)
         groups: list[dict[str, Any]] = [
@@ -51,7 +52,7 @@ class EntityTask(Task):
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """Measure loss, and accuracy in percent, of the entities held out, if any."""
-        if "val" not in self.parts:
+        if "val" not in self.nodes:
             return {}
         self.model.eval()
         loss, accuracy = self._measured("val", self.graph)
@@ -71,7 +72,7 @@ class EntityTask(Task):
         return KnowledgeGraph(triples, graph.num_entities, graph.relations)
 
     def _measured(self, part: str, graph: KnowledgeGraph) -> tuple[Tensor, float]:
-        logits, labels = self.model(graph)[self.parts[part]], self.labels[part]
+        logits, labels = self.model(graph)[self.nodes[part]], self.labels[part]
         return F.cross_entropy(logits, labels), 100 * float((logits.argmax(-1) == labels).double().mean())
 
 
