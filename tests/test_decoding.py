@@ -5,15 +5,26 @@ import dataclasses
 
 import pytest
 import torch
-from structconv.testing.decoding import check_positions, check_prepared, takes_positions, takes_prepared
 
-from structconv import Additive, Adjacency, ALiBi, DotProduct, Identity, LowRank, Mechanism, RelativeBias, Rotary
+from structconv import (
+    Additive,
+    Adjacency,
+    ALiBi,
+    DotProduct,
+    Identity,
+    LowRank,
+    Mechanism,
+    RelativeBias,
+    Rotary,
+    Uniform,
+)
 from structconv.bases import Bilinear
 from structconv.errors import ConfigError, ShapeError, StructureError
 from structconv.mechanisms import GaussianWindow, General, PredictedPosition, RelativeKey
 from structconv.nn import Conv, MultiheadAttention, RelativeValue
 from structconv.structures import Causal, DenseMask, Graph, Padding, Window
 from structconv.testing import Setup, Specimen, suite
+from structconv.testing.layers import check_positions, check_prepared, takes_positions, takes_prepared
 from tests.support.errors import check_refused
 from tests.support.layers import drawn, uses
 
@@ -73,6 +84,9 @@ def test_what_has_no_places_refuses_to_be_told_them(name):
         check_positions(USES[name]())
 
 
+SLIDING = Window(2) & Causal()
+
+
 @pytest.mark.parametrize(("name", "mask", "mixed"), [
     (name, mask, bool((i + j) % 2)) for i, name in enumerate(CAUSAL) for j, mask in enumerate(MASKS)])
 def test_steps_are_the_whole_call(name, mask, mixed):
@@ -86,6 +100,18 @@ def test_steps_are_the_whole_call(name, mask, mixed):
     torch.testing.assert_close(torch.cat(steps, 1), whole)
     assert cache.length == 9
     assert cache.dropped == (6 if mask == "sliding" and not mixed else 0)
+
+
+@pytest.mark.parametrize("mean", [
+    Uniform(window=2).normalize("sum"), Uniform().masked(keep=SLIDING).normalize("sum"),
+    Uniform(window=2).masked(keep=Causal()).normalize("sum")])
+def test_means_of_the_last_entries_keep_only_these(mean):
+    layer, x = Conv(mean, 8, 6).double(), torch.randn(2, 9, 8, dtype=torch.float64)
+    with torch.no_grad():
+        cache = layer.prepare(x[:, :0])
+        for t in range(9):
+            torch.testing.assert_close(layer.step(cache, x[:, t:t + 1]), layer(x[:, :t + 1])[:, t:])
+    assert cache.dropped == 6
 
 
 def test_beams_are_reordered_and_drafts_taken_back():
@@ -145,7 +171,6 @@ def test_what_was_prepared_otherwise_is_refused():
         layer(x, cache)
 
 
-SLIDING = Window(2) & Causal()
 #: What an adversary found: windows that do not bound what an output depends on, and masks that say what does not exist.
 FOUND = {
     "dropped_pairs": DOT.masked(drop=Causal()).softmax(),

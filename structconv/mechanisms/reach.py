@@ -57,7 +57,8 @@ def _keeps_all(support: Any, reach: Reach) -> bool:
 
 def _reaches(mechanism: Any, structure: Any) -> _Reaches:
     if isinstance(mechanism, Uniform):
-        return _Reaches(_reach_of_support(mechanism.window), _reach_of_support(mechanism.window))
+        reach = _reach_of_support(mechanism.support)
+        return _Reaches(reach, reach)
     if not isinstance(mechanism, Operation):
         return _Reaches(None, None)
     operands = [_reaches(operand, structure) for operand in mechanism.mechanisms()]
