@@ -17,6 +17,7 @@ from structconv import torch_compat as private
 from structconv.compat import torch as own
 from structconv.compat.copying import copied
 from structconv.errors import ConfigError
+from structconv.structures.exchange import require
 
 __all__ = ["Report", "convert", "to_pyg", "to_torch"]
 
@@ -145,8 +146,6 @@ def to_pyg(model: M, *, example: Any = None, inplace: bool = False) -> tuple[M, 
         >>> type(model).__module__
         'torch_geometric.nn.conv.gcn_conv'
     """
-    from structconv.structures.exchange import require
-
     require("torch_geometric.nn", "to_pyg", "tools")
     return replaced(model, example, inplace, _to_pyg)
 

@@ -132,8 +132,7 @@ class SAGEConv(Layer):
     def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), and edges -> (..., N, Q)."""
         x, x_root = pair(x)
-        graph = self._graph(edge_index, x, x_root, size)
-        graph = self._without_values(graph, edge_index)
+        graph = self._without_values(self._graph(edge_index, x, x_root, size), edge_index)
         x = self.lin(x).relu() if self.project else x
         root = self.lin_r if self.root_weight else None
         y = self._aggregated(x, adjacency(graph, None, x.dtype), self.lin_l, root, x_root)
@@ -193,8 +192,7 @@ class GINConv(Layer):
     def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), and edges -> what `nn` gives for (..., N, P)."""
         x, x_root = pair(x)
-        graph = self._graph(edge_index, x, x_root, size)
-        graph = self._without_values(graph, edge_index)
+        graph = self._without_values(self._graph(edge_index, x, x_root, size), edge_index)
         if x_root is x and self._is_plain_sum():
             graph, x_root = looped(graph), None
         y = self._aggregated(x, Sparse(graph) if graph.edge_weight is None else self._weighted(graph, x.dtype))

@@ -225,11 +225,11 @@ class Layer(MessagePassing):
             dtype = values.dtype
         elif unread:
             return lazy_adjacency(graph, "row", dtype, weighted=False)
-        count = shares(graph, dtype)
+        share = shares(graph, dtype)
         if values is None or values.dim() > 1:
-            return self._masked(Sparse(graph, count if values is None else values * count))
+            return self._masked(Sparse(graph, share if values is None else values * share))
         weight = derived((graph.edge_index, values), ("weighted shares", graph.num_outputs, dtype),
-                         lambda: values * count)
+                         lambda: values * share)
         graph = dataclasses.replace(graph, edge_weight=weight)
         return lazy_adjacency(graph, None, dtype) if unread else self._masked(Sparse(graph, weight))
 

@@ -55,8 +55,8 @@ class Patch:
         self._undo: list[tuple[Any, str, Any]] = []
         replacements: list[tuple[Any, Any]] = []
         for name in self.names:
-            module = utils if name in _FUNCTIONS else library
-            original, replacement = getattr(module, name), {**_OURS, **_FUNCTIONS}[name]
+            module, ours = (utils, _FUNCTIONS) if name in _FUNCTIONS else (library, _OURS)
+            original, replacement = getattr(module, name), ours[name]
             if isinstance(replacement, type):
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
