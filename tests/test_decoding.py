@@ -114,6 +114,39 @@ def test_means_of_the_last_entries_keep_only_these(mean):
     assert cache.dropped == 6
 
 
+class _AroundSharedKeys(Mechanism):
+    """A user's mechanism that calls another in its `forward`."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = DotProduct(heads=4, dim=3, shared_by=2)
+
+    size = property(lambda self: self.inner.size)
+    has_scores, batching = True, "pairs"
+
+    def bind(self, channels):
+        self.inner.bind(channels)
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize(("scores", "weight"), [
+    (_AroundSharedKeys(), None), (DotProduct(heads=4, dim=3, shared_by=2), None),
+    (DotProduct(heads=4, dim=3), LowRank(3, shared_by=2))], ids=["user", "keys", "values"])
+def test_steps_read_shared_heads_that_hooks_or_users_mechanisms_call_for(scores, weight, hooked):
+    layer = Conv(scores.scaled(0.5).masked(keep=Causal()).softmax(), 8, 6, weight=weight)
+    x = torch.randn(2, 9, 8)
+    with torch.no_grad():
+        cache, whole = layer.prepare(x[:, :4]), layer(x)
+        for name, module in layer.named_modules():
+            if name and hooked:
+                module.register_forward_hook(lambda module, args, result: None)
+        steps = [layer.step(cache, x[:, start:stop]) for start, stop in ((4, 5), (5, 6), (6, 8), (8, 9))]
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, 4:])
+
+
 def test_beams_are_reordered_and_drafts_taken_back():
     layer, x = MultiheadAttention(8, 2).double(), torch.randn(3, 7, 8, dtype=torch.float64)
     with torch.no_grad():

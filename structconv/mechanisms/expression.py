@@ -290,6 +290,9 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
         if args and not hasattr(args[0], "num_inputs"):
             raise ConfigError(type(self).__name__, "a mechanism must be called with the Inputs of a call",
                               type(args[0]).__name__, "In a layer: Conv(mechanism, P, Q)(x); or mechanism.basis(x).")
+        cache = getattr(args[0], "cache", None) if args else None
+        if cache is not None:
+            cache.compute_pending()
         return materialized(super().__call__(*args, **options))
 
     def basis(self, x: Tensor, structure: AnyStructure = None, *, z: Tensor | None = None) -> Basis:

@@ -244,7 +244,7 @@ class Cache:
     def of(self, make: Make, unread: bool = False) -> Any:
         """Return the results of a mechanism's method for each input; with `unread`, without pending ones."""
         if not unread:
-            self._compute_pending()
+            self.compute_pending()
         stored = self._entries.get(_key(make))
         if stored is None:
             return tensor(make(self.x, self.dropped))
@@ -267,7 +267,7 @@ class Cache:
         first = self.length
         self.reserve(x)
         try:
-            self._compute_pending()
+            self.compute_pending()
         except BaseException:
             self._cut(first)
             raise
@@ -277,7 +277,7 @@ class Cache:
         """Append x, but leave its results pending unless gradients pass through them: a kernel computes them in
         passing, or they are computed at the first use. Returns x, contiguous."""
         self.check()
-        self._compute_pending()
+        self.compute_pending()
         stored = self._x.storage
         check_tensor("Cache.append", "x", x)
         check_entries("Cache.append", x, channels=stored.shape[-1])
@@ -365,7 +365,7 @@ class Cache:
 
     def copy(self) -> Cache:
         """A copy for the same layer, to which entries are appended independently."""
-        self._compute_pending()
+        self.compute_pending()
         other = object.__new__(Cache)
         other.__dict__.update(self.__dict__)
         other._x, other._bound, other._tried_plan, other.reused = self._x.copy(), None, None, Reused()
@@ -395,13 +395,14 @@ class Cache:
                               f"Output {first} reads the inputs from {reach} before it on. For masks that reach "
                               "further, make the cache from these inputs too.")
 
-    def _compute_pending(self) -> None:
+    def compute_pending(self) -> None:
+        """Compute and write the pending results, if there are any."""
         if self.pending is not None:
             self.pending.compute()
             self.pending = None
 
     def _rows(self) -> list[GrowingTensor]:
-        self._compute_pending()
+        self.compute_pending()
         return [self._x, *[own.rows for own in self._entries.values()]]
 
     def __repr__(self) -> str:

@@ -309,6 +309,10 @@ class Projections(_TwoFactors):
         r = split_heads(self.value(x), self.groups, self.dim)
         return r if self.groups == self.size else r.repeat_interleave(self.size // self.groups, dim=-3)
 
+    def stored_heads(self, x: Tensor) -> Tensor | Shared:
+        r = split_heads(self.value(x), self.groups, self.dim)
+        return r if self.groups == self.size else Shared(r, self.size // self.groups)
+
     def join(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k O_k: (..., K, N, D) -> (..., N, Q)."""
         entries = r.transpose(-3, -2).flatten(-2)
