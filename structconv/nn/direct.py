@@ -419,8 +419,10 @@ def _attend_dots(leaf: DotProduct, mask: Any, scale: float | None, p: float, bes
         root = of_own._parameters.get("theta")
         if root is None or root.shape[0] != 1 or type(getattr(of_own, "kind", None)) is not Full:
             return None
+    if kind is not HeadBlocks or theta is None or layer._added:
+        return None
     projections = _projections(query, key)
-    if kind is not HeadBlocks or theta is None or layer._added or projections is None:
+    if projections is None:
         return None
     q, q_bias, k, k_bias = projections
     if not is_direct(x, q, q_bias, k, k_bias, theta, root, bias):

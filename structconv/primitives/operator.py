@@ -516,7 +516,7 @@ class _Operator:
     def compute_composed(self, *arguments: Any) -> Any:
         """The composed form; a result that only a backward pass reads is NaN."""
         formula, inputs = self.formula(arguments, arguments[self.at_options])
-        computed, expected = _several(formula(*inputs)), self.expected(arguments)
+        computed, expected = _several(formula(*inputs)), _several(self.shapes(*arguments))
         # a view made without gradients could not be changed in place
         computed = tuple(t.clone(memory_format=torch.contiguous_format) if t._is_view() else t.contiguous()
                          for t in computed)

@@ -17,6 +17,7 @@ CALLS = {
     "gat": (lambda: GATConv(8, 4, heads=2), (NODES, 8), 21, 46),
     "gatv2": (lambda: GATv2Conv(8, 4, heads=2), (NODES, 8), 21, 73),
     "graph-masked attention": (lambda: Conv(ATTENTION, 8, 8, weight=HeadBlocks()), (NODES, 8), 68, 68),
+    "graph-masked attention, whole Theta": (lambda: Conv(ATTENTION, 8, 8), (NODES, 8), 61, 61),
     "multi-head": (lambda: MultiheadAttention(32, 4), (2, 10, 32), 22, 54),
     "conv2d": (lambda: Conv2d(3, 8, 3), (2, 3, 16, 16), 13, 31),
 }
