@@ -181,6 +181,13 @@ def test_a_window_around_predicted_positions_and_one_without_them_keep_their_pla
         torch.testing.assert_close(layer(x, z=x[:, 4:], positions=4), layer(x)[:, 4:])
 
 
+@pytest.mark.parametrize("positions", [1, torch.tensor([2, 0])])
+def test_a_plan_at_positions_refuses_a_window_without_its_grid(positions):
+    layer, x = Conv(DotProduct(1, 2).masked(keep=Window((3, 3))).softmax(), 4, 4), torch.randn(3, 4)
+    with pytest.raises(StructureError, match="for each axis of a sequence"):
+        layer.plan(x, z=x[:2], positions=positions)
+
+
 @pytest.mark.parametrize("positions", [
     -1, 1.5, torch.tensor([0.5]), True, torch.tensor([1, 2, 3]), "last", torch.tensor([-1, 0])])
 def test_positions_that_are_none_are_told(positions):

@@ -119,16 +119,17 @@ def _at(mask: Any, output_positions: OutputPositions, inputs: int, outputs: int)
         return altered(mask, kept=at_positions(mask.kept, output_positions, inputs, outputs, or_none=False))
     if not isinstance(mask, Support) or mask.num_inputs is not None or mask.num_outputs is not None:
         return mask
-    if output_positions.positions is None and _keeps_all(mask, output_positions.first, inputs, outputs):
-        return None
-    return At(mask, output_positions)
+    return None if _keeps_all(mask, output_positions, inputs, outputs) else At(mask, output_positions)
 
 
-def _keeps_all(mask: Support, first: int, inputs: int, outputs: int) -> bool:
-    """Return True if outputs at the positions from `first` on are known to read all inputs."""
+def _keeps_all(mask: Support, output_positions: OutputPositions, inputs: int, outputs: int) -> bool:
+    """Return True if all outputs are known to read all inputs; `StructureError` for a window that lacks its grid."""
+    first, listed = output_positions.first, output_positions.positions is not None
     if isinstance(mask, Causal):
-        return first >= inputs - 1
+        return not listed and first >= inputs - 1
     if not isinstance(mask, Window):
         return False
     (radius, dilation), *others = mask.axes()
-    return not others and dilation == 1 and first + outputs - 1 <= radius and inputs - 1 - first <= radius
+    if listed or others or dilation != 1:
+        return False
+    return first + outputs - 1 <= radius and inputs - 1 - first <= radius
