@@ -23,7 +23,7 @@ PHASES = (FORWARD, BOTH)
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a case is built: `quick` for the short run, `edges` where a sweep over sizes asks for so many."""
+    """The size of a case: `quick` for the short run, `edges` for a sweep over sizes."""
 
     quick: bool = False
     edges: int | None = None

@@ -84,7 +84,7 @@ def posed(basis: Basis, theta: Weight) -> tuple[Call, Problem]:
 
 
 def application(kernel: Applied, basis: Basis, channels: int = 3, mode: str = "apply") -> Callable[[], Tensor]:
-    """Run "apply", "analysis" or "synthesis" of a basis with so many channels."""
+    """Run "apply", "analysis" or "synthesis" of a basis with this number of channels."""
     call, problem = posed(basis, Eye.of(basis.size, channels))
     match = kernel.match(problem)
     assert match is not None, f"{kernel.name} does not take {basis!r}"

@@ -40,13 +40,13 @@ class Work:
 
 
 def products(flops: float, both: float = 3.0) -> dict[str, Work]:
-    """The least work, by phase, of products of so many flops forward, and `both` times as many with the backward."""
+    """The least work, by phase, of products: `flops` forward, and `both` times as many with the backward."""
     return {"forward": Work(flops=flops), "both": Work(flops=both * flops)}
 
 
 def gathers(rows: float, nodes: int, channels: int, parameters: int) -> dict[str, Work]:
-    """The least work, by phase, of so many gathered rows of nodes and of a product with parameters at each node: as
-    many rows, and twice the products, more in the backward."""
+    """The least work, by phase, of gathering `rows` rows of nodes and of a product with parameters at each node. The
+    backward adds as many rows and twice the products."""
     def work(times: int, products: int) -> Work:
         return Work(rows=times * rows, row_bytes=4 * channels, table_rows=nodes,
                     flops=2.0 * products * nodes * parameters)

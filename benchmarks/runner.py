@@ -28,8 +28,8 @@ _SMALL = 1 << 20
 _AVAILABLE_SHARE = 0.6
 #: Calls of which the middle peak counts: what an allocator keeps differs by a tenth from call to call.
 _PEAKS = 3
-#: Of the parameters. Where one of millions of scores lies within rounding of a kink, as in leaky ReLU, gradients differ
-#: by more than the tolerance: every run shall have the same.
+#: The seed of the parameters, equal in all runs: if one of millions of scores lies within rounding of a kink, as in
+#: leaky ReLU, gradients differ by more than the tolerance.
 _SEED = 0
 #: How many more times a line below 1 is measured, with new tensors and layers: their place in memory changes a ratio by
 #: 1 to 3 %, even between two copies of one layer.

@@ -63,7 +63,7 @@ def random_graph(edges: int) -> Graph:
 
 
 def predicted(threads: int, gathers: dict[int, float]) -> float:
-    """Return the speed at so many threads over that at one, by the rates of gathers at 1 and 2 threads."""
+    """Return the speed at this number of threads over that at one, by the rates of gathers at 1 and 2 threads."""
     loss = max(2 * gathers[1] / gathers[2] - 1, 0.0)
     return threads / (1 + loss * (threads - 1))
 

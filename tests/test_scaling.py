@@ -5,12 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import rates, scaling
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(rates, "gather_rate", lambda *sizes: 1e9)
+from benchmarks import scaling
 
 
 def rows(capsys, *options):

@@ -72,7 +72,7 @@ def _attended(weights: bool, padding: Tensor | None, layer: nn.Module, x: Tensor
 
 
 def _model(config: dict[str, Any], family: str, batch: int, length: int, generated: int, _: Size) -> Comparison:
-    """A model whose numbers are drawn alike on both implementations; with `generated`, so many greedy tokens."""
+    """A model with equal parameters in both implementations, which generates `generated` greedy tokens."""
     import transformers
 
     from structconv.compat.transformers import register

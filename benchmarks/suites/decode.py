@@ -36,7 +36,7 @@ class _Additive(nn.Module):
 
 def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: int = 256, dim: int = 256
                ) -> Comparison:
-    """All steps of one decoder, whose states are given one after the other (Bahdanau et al. 2015)."""
+    """All steps of one decoder, which gets one state in each (Bahdanau et al. 2015)."""
     ours: Any = Conv(Additive(dim).softmax(), entries, entries, weight=Eye(), bias=False, other_channels=states)
     peer = _Additive(entries, states, dim)
     own = ours.attention
@@ -59,7 +59,7 @@ def _rnnsearch(batch: int, length: int, steps: int, entries: int = 512, states: 
 
 
 def _cached(batch: int, length: int, channels: int = 512, heads: int = 8) -> Comparison:
-    """One more token after so many: with keys and values stored in place, and joined again at each step."""
+    """One more token after `length` tokens: with keys and values stored in place, and concatenated at each step."""
     module = nn.MultiheadAttention(channels, heads, batch_first=True).eval()
     ours = MultiheadAttention.from_torch(module)
     x, token = leaf(batch, length, channels), leaf(batch, 1, channels, seed=1)

@@ -34,7 +34,7 @@ from structconv_systems.timing import alternate
 
 __all__ = ["CASES"]
 
-#: Of the expressions.
+#: Sizes of the expressions.
 _LENGTH, _CHANNELS, _HEADS, _DIM, _CLIP = 8, 8, 2, 4, 16
 
 

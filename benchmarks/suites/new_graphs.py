@@ -51,7 +51,7 @@ class Batch:
 
 
 def random_batch(count: int, nodes: int, seed: int) -> Batch:
-    """So many graphs of so many nodes, with a random edge out of each node, and its reverse."""
+    """`count` graphs of `nodes` nodes, with a random edge out of each node, and its reverse."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.arange(count * nodes)
     step = torch.randint(1, nodes, (count * nodes,), generator=generator)  # no loops: libraries differ about theirs
@@ -158,7 +158,7 @@ class Net(nn.Module):
 
 
 def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
-    """A whole network on batches of so many graphs of so many nodes."""
+    """A whole network on batches of `count` graphs of `nodes` nodes."""
     batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
     first, second, head = _ours(kind, channels, channels), _ours(kind, channels, channels), nn.Linear(channels, 8)
     ours = Net(first, second, head, layers.GraphPool(channels, "mean"), Graph.from_data)

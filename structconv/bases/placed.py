@@ -64,7 +64,7 @@ def _at_positions(pairs: Pairs, output_positions: OutputPositions) -> Pairs:
         return _EdgesAtPositions(pairs.graph, pairs.dtype, output_positions)
     assert isinstance(pairs, Block)
     return _BlockAtPositions(pairs.num_inputs, pairs.num_outputs, pairs.rows, pairs.columns, pairs.dtype, pairs.device,
-                          output_positions)
+                             output_positions)
 
 
 @value

@@ -167,6 +167,7 @@ class Nested(Applied):
         return {name: _applied(attrs[name], problem) for name in ("child", "first", "second", "parts") if name in attrs}
 
     def application_cost(self, match: dict[str, Any], problem: Problem, channels: int, mode: str) -> Cost:
+        # the node, and for an operand of its own the operand's node and its call; several share those of the node
         count = 1 + sum(2 if type(operand) is Operand else len(operand) for operand in match.values())
         return super().application_cost(match, problem, channels, mode) + Cost(calls=NODE_CALLS * count)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from structconv import torch_compat as private
-from structconv.bases.tree import Function, Shared
+from structconv.bases.tree import Function, Shared, tensor
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, product, split_heads
 from structconv.shapes import check_divides, check_positive
@@ -306,8 +306,8 @@ class Projections(_TwoFactors):
 
     def heads(self, x: Tensor) -> Tensor:
         """x V_g(k): (..., M, P) -> (..., K, M, D)."""
-        r = split_heads(self.value(x), self.groups, self.dim)
-        return r if self.groups == self.size else r.repeat_interleave(self.size // self.groups, dim=-3)
+        result: Tensor = tensor(self.stored_heads(x))
+        return result
 
     def stored_heads(self, x: Tensor) -> Tensor | Shared:
         r = split_heads(self.value(x), self.groups, self.dim)
