@@ -433,6 +433,8 @@ class Near(Mechanism):
 
     def places(self, x, start):
         numbers = self.place(x) + (0.5 * start if self.fault == "start" else 0)
+        if self.fault == "later" and start:
+            numbers = torch.cat([numbers, numbers[:1]])
         return numbers if self.fault == "shape" else numbers.unsqueeze(-3)
 
     def forward(self, inputs):
@@ -444,6 +446,20 @@ def test_sources_of_another_shape_are_refused(mask):
     layer = Conv(Near("shape").masked(keep=mask).softmax(), 4, 3)
     with pytest.raises(ShapeError, match=r"Near: places must return \(..., K, M\) or \(..., K, M, D\) for M=2"):
         layer.prepare(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("call", ["step", "append"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_rows_of_another_shape_are_not_appended(grad, call):
+    layer, x = Conv(Near("later").masked(keep=Causal()).softmax(), 4, 3), torch.randn(5, 4)
+    with torch.set_grad_enabled(grad):
+        cache = layer.prepare(x[:3])
+        before = cache.x.clone()
+        with pytest.raises(ShapeError, match=r"Near: places must return .* for M=2 inputs"):
+            getattr(layer if call == "step" else cache, call)(*(cache,) * (call == "step"), x[3:])
+        assert cache.length == 3
+        torch.testing.assert_close(cache.x, before)
+        torch.testing.assert_close(layer(cache, z=x[:2]), layer(x[:3], z=x[:2]))
 
 
 def test_the_suite_appends_entries_one_by_one():

@@ -1,9 +1,10 @@
 """torch's layers of the same names, computed by structconv: change the import, keep everything else.
 
 Each class extends torch's own, so that constructors, defaults, initialization, `repr` and `state_dict` are torch's, and
-`isinstance` holds. Only the computation differs. What structconv does not compute is refused with a `ConfigError`.
+`isinstance` holds. Only the computation differs. Arguments that structconv does not compute are refused with a
+`ConfigError`. Other names of `torch.nn` are found here too, unchanged.
 
-    from structconv.compat.torch import MultiheadAttention  # instead of torch.nn
+    import structconv.compat.torch as nn  # instead of torch.nn
 """
 
 from __future__ import annotations
@@ -63,6 +64,13 @@ __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", 
            "TransformerEncoder", "TransformerEncoderLayer", "scaled_dot_product_attention"]
 
 TransformerDecoder = nn.TransformerDecoder
+
+
+def __getattr__(name: str) -> Any:
+    """Return torch's own of a name that we do not compute, such as `Linear`."""
+    if not name.startswith("_") and hasattr(nn, name):
+        return getattr(nn, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Layer:

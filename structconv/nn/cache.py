@@ -153,7 +153,7 @@ class PendingEntries:
         if not self._done:
             with self._as_appended():
                 for own in self._entries:
-                    own.rows.fill(_stored(self._result(own), self._dtype)[0])
+                    own.rows.fill(_stored(self._result(own), own.make, self.x, self._dtype)[0])
             self._done = True
 
     def _as_appended(self) -> AbstractContextManager[object]:
@@ -210,12 +210,7 @@ class Cache:
             makers.append(layer._heads)
         self._entries: dict[tuple[int, str], CachedEntries] = {}
         for make in makers:
-            computed, repeats = _stored(make(x, 0), self._dtype)
-            axis = -2 if computed.dim() > x.dim() else -1
-            if computed.shape[axis] != x.shape[-2]:
-                owner, method = type(make.__self__).__name__, make.__name__  # type: ignore[attr-defined]
-                expected = f"{method} must return (..., K, M) or (..., K, M, D) for M={x.shape[-2]} inputs"
-                raise ShapeError(owner, expected, tuple(computed.shape))
+            computed, repeats, axis = _stored(make(x, 0), make, x, self._dtype)
             self._entries[_key(make)] = CachedEntries(make, GrowingTensor(computed, axis), repeats)
         self._versions: list[tuple[Any, str, Any, int | None]] = [
             (tensors, name, own, None if own is None or own.is_inference() else own._version)
@@ -265,8 +260,8 @@ class Cache:
             ShapeError: x of other leading dimensions, channels or dtype. ConfigError: see `check`.
         """
         first = self.length
-        self.reserve(x)
         try:
+            self.reserve(x)
             self.compute_pending()
         except BaseException:
             self._cut(first)
@@ -288,7 +283,8 @@ class Cache:
                              f"{x.dtype} {text_of(x.shape)}", "Entry t is x[..., t:t + 1, :].")
         start, entries = self.length, tuple(self._entries.values())
         concatenates = self._x.concatenates or True in [own.rows.concatenates for own in entries]
-        results = [_stored(own.make(x, start), self._dtype)[0] for own in entries] if concatenates else None
+        results = None if not concatenates else [
+            _stored(own.make(x, start), own.make, x, self._dtype)[0] for own in entries]
         unread = 0 if self._reach is None else max(len(self._x) - self._reach, 0)
         for rows in self._rows() if unread else ():
             rows.drop(unread)
@@ -425,10 +421,18 @@ def _key(make: Any) -> tuple[int, str]:
     return id(make.__self__), make.__name__
 
 
-def _stored(result: Any, dtype: torch.dtype | None) -> tuple[Tensor, int]:
-    """Results of x as they are stored, in the dtype, and how many heads share each."""
-    result = cast(result, dtype)
-    return (tensor(result.x), result.repeats) if type(result) is Shared else (tensor(result), 1)
+def _stored(result: Any, make: Make, x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int, int]:
+    """What a method makes of x, as it is stored in the dtype; how many heads share each; the axis of entries."""
+    result, repeats = cast(result, dtype), 1
+    if type(result) is Shared:
+        result, repeats = result.x, result.repeats
+    rows = tensor(result)
+    axis = -2 if rows.dim() > x.dim() else -1
+    if rows.shape[axis] != x.shape[-2]:
+        owner, method = type(make.__self__).__name__, make.__name__  # type: ignore[attr-defined]
+        raise ShapeError(owner, f"{method} must return (..., K, M) or (..., K, M, D) for M={x.shape[-2]} inputs",
+                         tuple(rows.shape))
+    return rows, repeats, axis
 
 
 class BoundStep:

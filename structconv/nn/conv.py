@@ -293,8 +293,8 @@ class Conv(Expressed):
             raise ConfigError(type(self).__name__, "step must be given what prepare made", type(cache).__name__,
                               "cache = layer.prepare(x), then layer.step(cache, x).")
         first = cache.length
-        x = cache.reserve(x)
         try:
+            x = cache.reserve(x)
             if z is None and not options and (y := cache.run_bound()) is not None:
                 return y
             args, by_name = self._arguments(cache, x if z is None else z)

@@ -616,6 +616,7 @@ def test_the_layers_need_no_pyg_and_a_patch_does():
             "assert y.shape == (2, 6)\n"
             "assert not pyg.GraphNorm(2)(torch.ones(3, 2), torch.tensor([0, 0, 1])).any()\n"
             "assert repr(pyg.DiffGroupNorm(2, 2)) == 'DiffGroupNorm(2, groups=2)'\n"
+            "assert not hasattr(pyg, 'MLP')\n"
             "try:\n    pyg.patch()\n"
             "except ValueError as error:\n    sys.exit('torch_geometric must be' not in str(error))\n"
             "sys.exit(2)")

@@ -335,8 +335,11 @@ def test_pooling_of_nodes(make):
 
 
 def test_classes_that_hold_our_layers_are_theirs():
-    for name in ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set", "TopKPooling"):
+    for name in ("AttentionalAggregation", "GlobalAttention", "HeteroConv", "MLP", "MessagePassing", "SAGPooling",
+                 "Sequential", "Set2Set", "TopKPooling", "summary"):
         assert getattr(ours, name) is getattr(theirs, name)
+    with pytest.raises(AttributeError, match=r"'structconv.compat.pyg' has no attribute 'GCNConvolution'"):
+        _ = ours.GCNConvolution
     x, index = torch.randn(5, 4), torch.tensor([0, 0, 1, 1, 1])
     for make in (lambda: ours.Set2Set(4, 2), lambda: ours.AttentionalAggregation(nn.Linear(4, 1))):
         torch.manual_seed(0)

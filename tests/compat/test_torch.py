@@ -4,7 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -795,3 +795,17 @@ def test_means_of_few_numbers(axes, side, dtype):
 def test_pools_take_tensors_of_onednn(side):
     x = torch.randn(2, 4, side, side)
     torch.testing.assert_close(compat.AvgPool2d(2)(x.to_mkldnn()).to_dense(), nn.AvgPool2d(2)(x))
+
+
+def test_a_program_changes_its_import_line_only():
+    """Names that we do not compute are torch's own."""
+    x, results, layers = torch.randn(2, 3, 8, 8), [], cast(Any, compat)
+    for own in (nn, layers):
+        torch.manual_seed(0)
+        model = own.Sequential(own.Conv2d(3, 4, 3), own.ReLU(), own.AvgPool2d(2), own.Flatten(), own.Linear(36, 2))
+        y = model(x)
+        results.append([y, own.functional.cross_entropy(y, own.Parameter(y.new_ones(2, 2)).softmax(-1))])
+    assert type(model[0]) is compat.Conv2d and type(model[-1]) is nn.Linear
+    torch.testing.assert_close(*results)
+    with pytest.raises(AttributeError, match=r"'structconv.compat.torch' has no attribute 'Lineer'"):
+        _ = layers.Lineer

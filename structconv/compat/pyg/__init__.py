@@ -4,9 +4,11 @@ Change the import line of a program, and its layers, its trained weights and PyT
 
     from structconv.compat.pyg import GATConv, GCNConv
 
-PyTorch Geometric itself need not be installed.
+PyTorch Geometric itself need not be installed. If it is, its other names are found here too, unchanged.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from structconv.compat.pyg.aggregations import (
@@ -39,7 +41,6 @@ from structconv.compat.pyg.patching import Patch, patch, unpatch
 from structconv.compat.pyg.polynomials import APPNP, ChebConv, MixHopConv, SGConv, SSGConv, TAGConv
 from structconv.compat.pyg.pooling import JumpingKnowledge, global_add_pool, global_max_pool, global_mean_pool
 from structconv.compat.pyg.relational import GINEConv, NNConv, RGCNConv
-from structconv.structures.exchange import require
 
 __all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "DiffGroupNorm", "FAConv", "FeaStConv",
            "GATConv", "GATv2Conv", "GCNConv", "GINConv", "GINEConv", "GMMConv", "GraphConv", "GraphNorm",
@@ -49,13 +50,13 @@ __all__ = ["APPNP", "AGNNConv", "ARMAConv", "ChebConv", "ClusterGCNConv", "DiffG
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "TAGConv", "TransformerConv", "VarAggregation",
            "global_add_pool", "global_max_pool", "global_mean_pool", "patch", "unpatch"]
 
-#: PyTorch Geometric's own classes that work on our layers unchanged.
-_THEIRS = ("AttentionalAggregation", "BatchNorm", "GlobalAttention", "HeteroConv", "SAGPooling", "Set2Set",
-           "TopKPooling")
-
 
 def __getattr__(name: str) -> Any:
-    """Import a class of PyTorch Geometric that works on our layers."""
-    if name in _THEIRS:
-        return getattr(require("torch_geometric.nn", f"structconv.compat.pyg.{name}", "tools"), name)
+    """Return PyTorch Geometric's own of a name that we do not compute, such as `MLP` or `HeteroConv`."""
+    if not name.startswith("_"):
+        if find_spec("torch_geometric") is None:
+            raise AttributeError(f"structconv.compat.pyg computes no {name}, and torch_geometric is not installed")
+        theirs = import_module("torch_geometric.nn")
+        if hasattr(theirs, name):
+            return getattr(theirs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
