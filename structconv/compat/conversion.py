@@ -210,8 +210,7 @@ def _to_ours(walk: Walk, model: nn.Module) -> None:
             walk.refused[name] = kind.__name__ + (
                 ": its channels are still unknown. Call the model once before" if lazy else
                 " is derived from a layer of torch, whose methods it may override")
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
-            _leave_fast_path(module)
+        own.leave_fast_path(module)
     models = pretrained_in(model)
     formers = [_attention_of(module.config) for _, module in models]  # of all, since models may share a configuration
     for (name, module), former in zip(models, formers, strict=True):
@@ -226,8 +225,7 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
             module.__dict__.pop("_mechanism", None)
         elif isinstance(module, tuple(_BACK)):
             walk.refused[name] = f"{kind.__name__} is derived from a layer of structconv"
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder):
-            _take_fast_path(module)
+        own.take_fast_path(module)
     formers: dict[int, Any] = {}  # by configuration, which models may share
     for name, module in [(name, part) for name, part in pretrained_in(model)
                          if part.config._attn_implementation == "structconv"]:
@@ -295,20 +293,6 @@ def _expression(module: Any) -> str:
         return f"DotProduct({module.num_heads}, {module.head_dim}, bias={bias}).scaled().softmax()"
     mechanism = getattr(module, "_mechanism_of", None)
     return "" if mechanism is None else repr(mechanism())
-
-
-def _leave_fast_path(module: Any) -> None:
-    """Keep torch from its fused inference, which computes attention without calling it."""
-    for attribute, value in (("activation_relu_or_gelu", 0), ("use_nested_tensor", False)):
-        if attribute in module.__dict__:
-            module.__dict__.setdefault(f"_torch_{attribute}", getattr(module, attribute))
-            setattr(module, attribute, value)
-
-
-def _take_fast_path(module: Any) -> None:
-    for attribute in ("activation_relu_or_gelu", "use_nested_tensor"):
-        if f"_torch_{attribute}" in module.__dict__:
-            setattr(module, attribute, module.__dict__.pop(f"_torch_{attribute}"))
 
 
 def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:

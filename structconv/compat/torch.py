@@ -469,10 +469,22 @@ def _share(module: nn.Module) -> None:
         for name, child in part.named_children():
             if type(child) is nn.MultiheadAttention:
                 setattr(part, name, MultiheadAttention.sharing(child))
-        if isinstance(part, nn.TransformerEncoderLayer):
-            part.activation_relu_or_gelu = 0  # by which torch chooses its fused inference
-        if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False
+        leave_fast_path(part)
+
+
+def leave_fast_path(module: Any) -> None:
+    """Keep an encoder or its layer from torch's fused inference, which computes attention without calling it."""
+    for attribute, value in (("activation_relu_or_gelu", 0), ("use_nested_tensor", False)):
+        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder) and attribute in module.__dict__:
+            module.__dict__.setdefault(f"_torch_{attribute}", getattr(module, attribute))
+            setattr(module, attribute, value)
+
+
+def take_fast_path(module: Any) -> None:
+    """Undo `leave_fast_path`."""
+    for attribute in ("activation_relu_or_gelu", "use_nested_tensor"):
+        if f"_torch_{attribute}" in module.__dict__:
+            setattr(module, attribute, module.__dict__.pop(f"_torch_{attribute}"))
 
 
 # -- grids --------------------------------------------------------------------------------------------------------

@@ -269,6 +269,16 @@ def test_ties_hooks_parametrizations_and_modes_stay() -> None:
     assert not isinstance(back[0], compat.Conv2d) and is_parametrized(back[0])
 
 
+def test_torchs_fused_encoder_is_back_after_conversion() -> None:
+    fused = "activation_relu_or_gelu", "use_nested_tensor"
+    encoders = [kind.TransformerEncoder(kind.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True), 1,
+                                        enable_nested_tensor=False) for kind in (nn, compat)]
+    models = [encoders[0], to_torch(encoders[1])[0], to_torch(convert(encoders[0])[0])[0]]
+    expected, *actual = ([module.__dict__.get(name) for module in model.modules() for name in fused]
+                         for model in models)
+    assert 2 in expected and actual == [expected, expected]
+
+
 def pruned_twice(module: nn.Module, name: str) -> None:
     """Pruned, with a computed weight whose gradient torch does not copy."""
     prune.l1_unstructured(module, name, 0.5)
