@@ -1,12 +1,14 @@
 """Graph learning as it mostly is: every batch of small graphs is new.
 
 Each call gets new tensors of the edges, and what a library makes of them counts: `Graph.from_data` for ours, nothing
-for PyTorch Geometric, whose layers take the tensors of its `Batch` as they are.
+for PyTorch Geometric, whose layers take the tensors of its `Batch` as they are. The "parts" of a net are the same net
+without edges, torch's linear layers alone: what remains of it for any library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +159,24 @@ class Net(nn.Module):
         return y
 
 
+class _Linear(nn.Module):
+    """The linear layers of a layer, without its graph: an MLP, or the sum of so many of x."""
+
+    def __init__(self, kind: str, channels: int) -> None:
+        super().__init__()
+        self.mlp = _mlp(channels, channels) if kind == "gin" else None
+        self.linear = nn.ModuleList(nn.Linear(channels, channels) for _ in range(_LINEAR.get(kind, 0)))
+
+    def forward(self, x: Tensor, data: Any) -> Tensor:
+        return sum(linear(x) for linear in self.linear) if self.mlp is None else self.mlp(x)
+
+
+def _mean(x: Tensor, data: Any) -> Tensor:
+    """The mean of each graph's nodes by torch alone, for graphs of one size."""
+    index = data.batch.unsqueeze(1).expand_as(x)
+    return x.new_zeros(data.num_graphs, x.shape[1]).scatter_add(0, index, x) * (data.num_graphs / x.shape[0])
+
+
 def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Comparison:
     """A whole network on batches of `count` graphs of `nodes` nodes."""
     batches = [random_batch(count, nodes, seed) for seed in range(BATCHES)]
@@ -170,7 +190,10 @@ def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Co
         peer = Net(both[0], both[1], twin, lambda x, data: library.global_mean_pool(x, data.batch),
                     lambda data: data.edge_index)
         result.append(entrant_of("pyg", peer, peer, batches, channels))
-    return comparison(entrant_of("ours", ours, ours, batches, channels), result, batches, f"two layers of {channels}")
+    floor = Net(_Linear(kind, channels), _Linear(kind, channels), nn.Linear(channels, 8), _mean, lambda data: data)
+    own = entrant_of("ours", ours, ours, batches, channels)
+    found = comparison(own, result, batches, f"two layers of {channels}")
+    return replace(found, parts=(entrant_of("linear layers", floor, floor, batches, channels),))
 
 
 def _layer(kind: str, count: int, channels: int, size: Size) -> Comparison:
@@ -220,6 +243,8 @@ def build_new_graphs(kind: str, channels: int) -> Comparison:
     return _layer(kind, _GRAPHS, channels, Size())
 
 
+#: Linear layers of x in a layer.
+_LINEAR = {"gcn": 1, "gat": 1, "gatv2": 2, "transformer": 4, "sage": 2, "max": 2}
 _KINDS = ("gcn", "gat", "gatv2", "transformer", "sage", "gin", "max")
 #: Molecules for about 300, 1,600, 6,000 and 100,000 edges.
 _COUNTS = {300: 6, 1600: 32, 6000: 120, 100000: 2000}
