@@ -43,7 +43,7 @@ class Entrant:
         inputs: leaves whose gradients are compared across entrants, in the same order.
         parameters: the other leaves that get a gradient.
         phases: what it can do.
-        needs: bytes it is expected to hold; it is left out where the machine has not so many.
+        needs: bytes it is expected to hold; it is left out where the machine has less.
         full_only: left out of the quick run: its first call compiles, or every call takes seconds.
     """
 

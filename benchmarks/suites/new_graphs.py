@@ -160,7 +160,7 @@ class Net(nn.Module):
 
 
 class _Linear(nn.Module):
-    """The linear layers of a layer, without its graph: an MLP, or the sum of so many of x."""
+    """The linear layers of a layer, without its graph: an MLP, or the sum of several of x."""
 
     def __init__(self, kind: str, channels: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def _network(kind: str, count: int, nodes: int, channels: int, size: Size) -> Co
 
 
 def _layer(kind: str, count: int, channels: int, size: Size) -> Comparison:
-    """One layer on batches of so many molecules."""
+    """One layer on batches of `count` molecules."""
     batches = [_of_molecules(count, seed) for seed in range(BATCHES)]
     ours = _ours(kind, channels, channels)
     result = []

@@ -23,7 +23,7 @@ from structconv.shapes import check_natural, check_positive, check_seed
 __all__ = ["ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTNodeSampler",
            "GraphSAINTRandomWalkSampler", "HGTLoader", "partition", "random_walk"]
 
-_MOST_NEIGHBORS = 520  # HGT: of a node with more, so many random ones count
+_MOST_NEIGHBORS = 520  # HGT: of a node with more, this number of random ones
 _ROUNDS = 40  # of `partition`
 
 
@@ -472,7 +472,7 @@ class HGTLoader(_InducedLoader):
         >>> batch = next(iter(HGTLoader(data, [2, 2], ("paper", None), batch_size=1)))
 
     Reference: Hu et al., *Heterogeneous graph transformer*, 2020, algorithms 1 and 2. Of a node with more than 520
-    edges of a relation so many random ones count.
+    edges of a relation this number of random ones count.
     """
 
     def __init__(self, data: Any, num_samples: Sequence[int] | Mapping[str, Sequence[int]], input_nodes: Any,

@@ -106,7 +106,7 @@ class Blocked(NamedTuple):
 
 def _repeated(along: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
     """(..., K or 1, L) for all elements of the batch and heads, one after the other."""
-    if along.dim() == 2:  # reshaped, it would be for so many entries alone in an exported program
+    if along.dim() == 2:  # reshaped, it would fix the number of entries in an exported program
         return along.expand(size, -1).repeat(math.prod(lead), 1)
     return along.expand(*lead, size, -1).reshape(math.prod(lead) * size, -1)
 

@@ -115,7 +115,7 @@ BoundRun = Callable[[Tensor, int], Tensor | None]
 
 
 class Image(NamedTuple):
-    """x and y are images: (..., P, *S) with so many axes S, on a grid, and (..., Q, *outputs), where `source` leads."""
+    """x and y are images: (..., P, *S) on a grid, with `axes` axes S, and (..., Q, *outputs), where `source` leads."""
 
     axes: int
     source: Any
@@ -180,7 +180,7 @@ class Problem:
         return self.sizes.entries(self.basis)[1]
 
     def bytes(self, numbers: float) -> float:
-        """Bytes of so many numbers for each element of the batch."""
+        """Bytes of `numbers` for each element of the batch."""
         return self.sizes.batch * numbers * self.sizes.itemsize
 
     @property

@@ -198,7 +198,7 @@ def _synthesis_steps(by_target: Csr, by_source: Csr, values: Tensor | None, r: T
 
 def _declare(name: str, adjoint: str, x: str, dims: int, kernel: Callable[..., Tensor], fake: Callable[..., Tensor],
              steps: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Define the operator of x with so many dimensions. Its gradient in x is the adjoint over the reversed edges."""
+    """Define the operator of x with `dims` dimensions. Its gradient in x is the adjoint over the reversed edges."""
     def check(*arguments: Any) -> None:
         layouts, (values, x, order, first, _) = arguments[:6], arguments[6:]
         check_numbers(name, x, values)

@@ -40,7 +40,7 @@ FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
 #: numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.
 LEAST_NARROW, LEAST_ROWS, WIDE_OUTER, LARGE_OUTER = 1 << 18, 1 << 13, 1 << 16, 1 << 19
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults again; there
-#: a product into memory that is kept is faster by either library, up to so many channels.
+#: a product into memory that is kept is faster by either library, up to this number of channels.
 FRESH_BYTES, FRESH_CHANNELS = 32 << 20, 256
 #: Rows for which a copy of K matrices side by side would cost more than their product.
 FEW_ROWS = 16

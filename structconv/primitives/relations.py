@@ -74,13 +74,13 @@ def counts(edges: Kinds) -> Counts:
 
 
 def blocks_of(entries: int, blocks: int) -> list[slice]:
-    """So many entries cut into at most so many equal blocks, at least one."""
+    """Cut the entries into at most `blocks` equal slices, at least one."""
     step = max(1, -(-entries // blocks))
     return [slice(start, min(start + step, entries)) for start in range(0, entries, step)] or [slice(0, 0)]
 
 
 def distinct_pairs(edges: Kinds, of_outputs: bool, blocks: int) -> dict[int, Pairs]:
-    """The pairs of so many equal blocks of outputs, or of inputs, by their first entry. O(E log E).
+    """The pairs of `blocks` equal blocks of outputs, or of inputs, by their first entry. O(E log E).
 
     Raises:
         StructureError: if an edge has an end out of range.

@@ -75,7 +75,7 @@ class PreparedLayer(library.CacheLayerMixin):
             self.cache.reorder(torch.arange(x.shape[0], device=x.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget so many of the last entries; a negative number, as in transformers."""
+        """Forget the last entries, as many as the number without its sign, as in transformers."""
         if self.cache is not None and tokens_to_remove:
             self.cache.truncate(self.cache.length - abs(tokens_to_remove))
 

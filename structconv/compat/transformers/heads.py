@@ -340,7 +340,7 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _checked(heads: Any, size: int) -> list[dict[str, Any]]:
-    """The groups of an attention module with so many heads."""
+    """The groups of the heads of an attention module, `size` in all."""
     if isinstance(heads, str):
         heads = [{"kind": heads}]
     if not isinstance(heads, list | tuple) or not heads or not all(isinstance(group, Mapping) for group in heads):

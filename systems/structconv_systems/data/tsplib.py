@@ -79,7 +79,7 @@ def read_problem(path: str | Path) -> Problem:
 
 
 def read_tour(path: str | Path, *, nodes: int) -> Tensor:
-    r"""Read NAME.opt.tour, a tour through so many nodes: (N,), from 0 on.
+    r"""Read NAME.opt.tour, a tour through this number of nodes: (N,), from 0 on.
 
     Raises:
         DataError: with its line, what is no number of a node or comes twice; there are fewer or more.

@@ -92,7 +92,7 @@ class SequenceClassifier(nn.Module):
 
 
 def dilated_layers(entries: int, kernel: int) -> int:
-    """Return the least L with k^L >= n: so many dilated layers of width k connect the first of n entries with the last.
+    """Return the least L with k^L >= n: L dilated layers of width k connect the first of n entries with the last.
     """
     layers = 1
     while kernel ** layers < entries:

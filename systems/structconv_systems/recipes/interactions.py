@@ -121,7 +121,7 @@ class Motion:
 
 
 def _laws(recipe: options.Interactions, name: str, bodies: int) -> tuple[Newtonian, views.InteractionFeatures]:
-    """Return the system of so many bodies, and its features."""
+    """Return the system of this number of bodies, and its features."""
     if name == "gravity":
         space = Gravity(bodies=bodies, softening=recipe.softening)
         return space, views.SpaceFeatures(space.interval)

@@ -14,7 +14,7 @@ _RGCN, _ALONE, _TUNED = "rgcn", "distmult", "distmult-tuned"
 
 
 def _task(recipe: RGCNLinks, facts: Facts, layers: int, seed: int) -> LinkTask:
-    """Build the task of a model with so many layers of an encoder; 0 is DistMult."""
+    """Build the task of a model whose encoder has this number of layers; 0 is DistMult."""
     model = LinkPredictor(facts.graph.num_entities, facts.graph.num_relations, recipe.channels, layers=layers,
                           num_bases=recipe.bases or None, dropout=recipe.dropout)
     return LinkTask(recipe, facts, model, seed)

@@ -78,7 +78,7 @@ class Pace:
         self._steps, self._first, self._began = steps, 0, 0.0
 
     def left(self, step: int) -> str:
-        """Return the time left after so many steps, for example ``3:05``."""
+        """Return the time left at a step, for example ``3:05``."""
         if not self._first:
             self._first, self._began = step, time.monotonic()
         done = step - self._first

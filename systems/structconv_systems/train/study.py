@@ -302,7 +302,7 @@ def trained(job: Job, run: Run, progress: Progress) -> Any:
 
 
 def loaded(model: nn.Module, job: str, run: Run, progress: Progress, steps: int) -> nn.Module:
-    """Load the weights that a training of so many steps chose, for evaluation; `ConfigError` if it has not finished
+    """Load the weights that a training of `steps` steps chose, for evaluation; `ConfigError` if it has not finished
     them, or if the weights do not fit: options or data of the run were changed."""
     final = Checkpoints(run.checkpoint_folder(job)).final(progress.note)
     if not final.ends(steps):

@@ -72,5 +72,5 @@ class Pooling(Generated, batch_size=64, steps=2000, seeds=5, learning_rate=5e-3)
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.held_out < self.length:
-            raise ConfigError(self.name, f"held_out must be at least length={self.length}, for so many are drawn",
+            raise ConfigError(self.name, f"held_out must be at least length={self.length}, since that many are drawn",
                               self.held_out)

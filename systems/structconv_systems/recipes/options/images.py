@@ -24,7 +24,7 @@ class OnImages(OnFiles, schedule="cosine", warmup=100, clip=5.0):
                         "gzipped; or a folder with a folder of PNGs for each class")
     test: str = option("t10k", "stem or folder of the test images")
     held_out: int = option(5000, "validation images: the last of the training images", minimum=1)
-    samples: int = option(0, "use the first so many training images; 0: all", minimum=0)
+    samples: int = option(0, "number of training images, the first ones; 0: all", minimum=0)
     batch_size: int = option(100, "images in a batch", minimum=1)
 
     def _files_at(self, path: Path) -> list[Path]:

@@ -23,7 +23,7 @@ class Translation(OnFiles):
     test: str = option("test_2016_flickr", "stem of the test files")
     from_language: str = option("en", "file ending of the source language")
     to_language: str = option("de", "file ending of the target language")
-    sentences: int = option(0, "use the first so many training pairs; 0: all", minimum=0)
+    sentences: int = option(0, "number of training pairs, the first ones; 0: all", minimum=0)
     in_a_row: int = option(1, "join up to this many neighboring sentences to one, as further training pairs", minimum=1)
     vocabulary: int = option(5000, "subwords in the vocabulary of both languages", minimum=300)
     longest: int = option(100, "subwords of the longest training sentence; longer ones are dropped, and a "
@@ -219,7 +219,7 @@ class Parser(OnFiles, seeds=3, steps=1000, learning_rate=2e-3, schedule="cosine"
     train: str = option("en_ewt-ud-train.conllu.gz", "training file, CoNLL-U, plain or gzipped")
     valid: str = option("en_ewt-ud-dev.conllu.gz", "validation file")
     test: str = option("en_ewt-ud-test.conllu.gz", "test file")
-    sentences: int = option(0, "use the first so many training sentences; 0: all", minimum=0)
+    sentences: int = option(0, "number of training sentences, the first ones; 0: all", minimum=0)
     batch_words: int = option(1000, "words in a batch, padding included", minimum=1)
     least: int = option(2, "words with fewer occurrences in the training file are unknown words", minimum=1)
     tags: bool = option(False, "read gold part-of-speech tags (column UPOS) in training, validation and test")
