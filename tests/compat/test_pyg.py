@@ -1457,6 +1457,29 @@ def test_what_is_only_summed_may_change_before_the_backward(name: str, channels:
     grads[1].sum().backward()  # the second derivative
 
 
+_MATRIX = torch.sparse_coo_tensor(EDGES.flip(0), torch.linspace(0.2, 1.8, 7), (5, 5)).coalesce()
+_CHANGED: dict[str, Any] = {
+    **{name: lambda x, name=name, args=args: getattr(ours, name)(*args)(x, EDGES) for name, args in (
+        ("APPNP", (2, 0.1)), ("GCNConv", (P, Q)), ("GINConv", (nn.Identity(),)), ("TAGConv", (P, Q)))},
+    **{name: lambda x, name=name: getattr(ours, name)(P, Q, bias=False)(x, EDGES)
+       for name in ("ClusterGCNConv", "FeaStConv", "GATConv", "GATv2Conv", "SAGEConv", "SGConv", "TransformerConv")},
+    **{f"spmm {reduce}": lambda x, reduce=reduce: functions.spmm(_MATRIX, x, reduce)
+       for reduce in ("sum", "mean", "max")},
+    **{f"scatter {reduce}": lambda x, reduce=reduce: functions.scatter(x, EDGES[0, :5], reduce=reduce)
+       for reduce in ("sum", "mean", "max")},
+    "global_mean_pool": lambda x: ours.global_mean_pool(x, EDGES[0, :5]),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGED)
+def test_what_a_layer_returns_may_be_changed_in_place(name: str) -> None:
+    x, grads = torch.randn(5, P, requires_grad=True), []
+    for change in (torch.Tensor.mul, torch.Tensor.mul_):
+        torch.manual_seed(0)
+        grads.append(torch.autograd.grad(change(_CHANGED[name](x * 1), 0.5).square().sum(), x)[0])
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("name, args", [("SGConv", (P, Q, 2)), ("SSGConv", (P, Q, 0.3, 2)), ("TAGConv", (P, Q)),
                                         ("ChebConv", (P, Q, 3)), ("MixHopConv", (P, Q)), ("APPNP", (3, 0.2))])
 def test_polynomials_of_many_numbers(name, args):

@@ -52,8 +52,8 @@ gather_messages = as_node("_Messages", 2, "messages", "messages_backward", reade
 
 def _weigh(edges: Adjacency, values: Tensor, rows: Tensor) -> Tensor:
     core: Any = Loaded.core
-    y: Tensor = core.spmm(edges.by_target, values, False, _by_head(rows, values), None, 1, len(values), 1.0, 0.0)[0]
-    return y
+    y: Tensor = core.spmm(edges.by_target, values, False, _by_head(rows, values), None, 1, len(values), 1.0, 0.0)
+    return y.squeeze_(0)  # no view: the result of a node may change in place unless it is one
 
 
 def _weigh_backward(edges: Adjacency, values: Tensor, rows: Tensor, grad: Tensor, needed: Sequence[bool]) -> Gradients:
