@@ -404,6 +404,21 @@ def test_options_that_are_set_later(name, args, options):
     close(*actual)
 
 
+@pytest.mark.parametrize("name", ["GCNConv", "GraphConv", "SAGEConv", "TAGConv", "TransformerConv"])
+@pytest.mark.parametrize("before", ["add", "mean", "std"])
+@pytest.mark.parametrize("after", ["add", "mean", "max", "std", "median"])
+def test_an_aggregation_that_is_set_later_takes_effect(name, before, after):
+    x, actual = torch.randn(5, 4), []
+    for first in (before, after):
+        torch.manual_seed(1)
+        layer = getattr(ours, name)(4, 3, aggr=first)
+        if first != after:
+            layer.aggr = after
+        actual.append(layer(x, EDGES))
+    close(*actual)
+    assert layer.aggr == after
+
+
 @pytest.mark.parametrize("name", ["GCNConv", "GATConv", "SAGEConv"])
 def test_a_layer_for_each_direction_starts_from_equal_numbers(name):
     """`DirGNNConv` copies a layer, switches its loops and root weight off and draws it again."""

@@ -71,6 +71,7 @@ class Layer(MessagePassing):
     # whether the mask goes through a sigmoid.
     explain: bool | None = None
     decomposed_layers: int = 1
+    aggr: str | list[str]
     aggr_module: nn.Module | None
     fuse: bool = False
     _edge_mask: Tensor | None
@@ -88,11 +89,17 @@ class Layer(MessagePassing):
             if value not in allowed:
                 raise ConfigError(owner, f"{name} must be one of {', '.join(map(repr, allowed))}", repr(value),
                                   "Others are not supported here: use PyTorch Geometric's layer.")
-        self.aggr = [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
+        self.__dict__["aggr"] = _names(aggr)
         self.aggr_module = aggregation(owner, aggr, aggr_kwargs)
         self.flow, self.node_dim, self.decomposed_layers = flow, node_dim, decomposed_layers
         self._edge_mask, self._constants = None, cast("dict[str, float]", {})
         self._message_forward_hooks: dict[int, Any] = OrderedDict()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Another `aggr` takes effect as if the layer were made with it."""
+        if name == "aggr":
+            self.aggr_module, value = aggregation(type(self).__name__, value, None), _names(value)
+        super().__setattr__(name, value)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Derive a class with messages of its own from PyTorch Geometric's layer, where that is installed."""
@@ -287,6 +294,10 @@ def _theirs(base: type) -> type | None:
 
 #: Owners of errors that the user of a layer has not made.
 _INNER = ("Conv", "Graph", "Layer", "Linear", "Sparse", "Typed", "layouts")
+
+
+def _names(aggr: Any) -> str | list[str]:
+    return [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
 
 
 def _named(forward: Callable[..., Any]) -> Callable[..., Any]:
