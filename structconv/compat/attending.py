@@ -90,7 +90,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         query, key, value: (..., K, N, D), (..., K', M, D), (..., K', M, C); K / K' consecutive heads share a key.
         mask: which pairs exist. An output without any is zero, and so are its gradients.
         scale: 1 / sqrt(D) by default, for D > 0. dropout: p, applied to the weights.
-        sink: (K), one more score of each head, whose weight is thrown away.
+        sink: (K), one more score of each head, whose weight is thrown away; or (..., K, N, 1), of each output, which
+            has no soft cap.
         vector: v (K, D) of additive scores v_k^T tanh(query_kn + key_km) in the place of the scaled product.
         term: a basis that is added to the scores; not with `weights`.
 
@@ -122,7 +123,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
                          tuple(value.shape))
     mask = mask.in_one_table(outputs, inputs)
     keep, bias, support = mask
-    if sink is not None and softcap is None and (support is None or support is _CAUSAL):
+    if sink is not None and softcap is None and (support is None or support is _CAUSAL or sink.dim() > 1):
         return _with_sink(query, key, value, mask, sink, scale=scale, dropout=dropout, weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:
@@ -202,12 +203,14 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
 
     One more channel, which is zero in all other keys, gives its score. So torch's fused attention takes it.
     """
-    own = (sink.to(query.dtype) / scale).view(-1, 1, 1)
+    own = sink.to(query.dtype) / scale
+    own = own.view(-1, 1, 1) if own.dim() == 1 else own
     query = torch.cat([query, own.expand(*query.shape[:-1], 1)], -1)
     last = F.pad(key.new_ones(()).view(1, 1), (key.shape[-1], 0))
     key = torch.cat([F.pad(key, (0, 1)), last.expand(*key.shape[:-2], *last.shape)], -2)
     if mask.support is not None:
-        mask = Mask(torch.ones(query.shape[-2], value.shape[-2], dtype=torch.bool, device=query.device).tril())
+        m, n = (torch.arange(size, device=query.device) for size in (value.shape[-2], query.shape[-2]))
+        mask = Mask(mask.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
     keep, bias = (None if t is None else F.pad(t.expand(*t.shape[:-1], value.shape[-2]), (0, 1), value=fill)
                   for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
     y, weights = attend(query, key, F.pad(value, (0, 0, 0, 1)), Mask(keep, bias), scale=scale, **options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from structconv import Causal, ConfigError, Window
+from structconv import Causal, ConfigError, ShapeError, Window
 from structconv.compat.transformers import interface as compat
 from tests.support.layers import drawn
 
@@ -233,6 +233,91 @@ def test_sinks(case: str, weights: bool) -> None:
     grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sink), retain_graph=True)
              for t in (actual, reference)]
     torch.testing.assert_close((actual, *grads[0]), (reference, *grads[1]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["whole", "table", "by head", "window", "bias"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_sinks_of_each_query(case: str, weights: bool) -> None:
+    query, key, value, sinks, bias = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
+        (2, 4, 7, 3), (2, 2, 7, 3), (2, 2, 7, 5), (2, 4, 7, 1), (1, 4, 7, 7)))
+    m, n = torch.arange(7).unsqueeze(0), torch.arange(7).unsqueeze(-1)
+    keep, given = m <= n, None
+    if case in ("table", "by head"):
+        keep = given = torch.rand(2, 4 if case == "by head" else 1, 7, 7) < 0.5
+    elif case == "window":
+        keep, given = keep & (n - m < 3), compat.StructureMask.of(Causal() & Window(2), (2, 1, 7, 7), "cpu")
+    y, own = compat.attention(torch.nn.Module(), query, key, value, given, scaling=0.4, sinks=sinks,
+                              position_bias=bias if case == "bias" else None, output_attentions=weights)
+    scores = 0.4 * query @ key.repeat_interleave(2, 1).mT
+    scores = scores + bias if case == "bias" else scores
+    expected = torch.cat([scores.masked_fill(~keep, -torch.inf), sinks], -1).softmax(-1)[..., :-1]
+    if own is not None:
+        torch.testing.assert_close(own, expected)
+    reference = (expected @ value.repeat_interleave(2, 1)).transpose(1, 2)
+    grads = [torch.autograd.grad(t.sin().sum(), (query, key, value, sinks)) for t in (y, reference)]
+    torch.testing.assert_close((y, *grads[0]), (reference, *grads[1]), rtol=1e-10, atol=1e-10)
+    with pytest.raises((ConfigError, ShapeError), match="sink"):
+        compat.attention(torch.nn.Module(), query, key, value, given, sinks=sinks, softcap=2.0)
+
+
+@pytest.mark.parametrize("case", ["whole", "booleans", "numbers", "window", "one query", "static cache"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_keys_that_an_indexer_selects(case: str, size: int) -> None:
+    """Single keys, or blocks of keys for each group of heads; -1 selects nothing."""
+    module = torch.nn.Module()
+    module.indexer = torch.nn.Module()
+    module.indexer.block_size = size
+    outputs, inputs = {"one query": (1, 8), "static cache": (8, 11)}.get(case, (8, 8))
+    query, key, value = (torch.randn(shape, dtype=torch.float64) for shape in (
+        (2, 4, outputs, 3), (2, 2, inputs, 3), (2, 2, inputs, 5)))
+    m, n = torch.arange(inputs).unsqueeze(0), torch.arange(outputs).unsqueeze(-1)
+    keep, given = torch.ones(outputs, inputs, dtype=torch.bool) if case == "one query" else m <= n, None
+    if case in ("booleans", "numbers"):
+        keep = torch.rand(2, 1, 8, 8) < 0.7
+        given = keep if case == "booleans" else torch.zeros(keep.shape, dtype=torch.float64).masked_fill(~keep, -1e300)
+    elif case == "window":
+        keep, given = keep & (n - m < 5), compat.StructureMask.of(Causal() & Window(4), (2, 1, 8, 8), "cpu")
+    count = -(-inputs // size)
+    chosen = torch.rand(2, 1 if size == 1 else 2, outputs, count) < 0.6
+    chosen[..., 0] = True
+    indices = torch.where(chosen, torch.arange(count), -1)
+    options = {"indices": indices[:, 0]} if size == 1 else {"block_indices": indices}
+    keep = keep & chosen.repeat_interleave(size, -1)[..., :inputs].repeat_interleave(4 // chosen.shape[1], 1)
+    y, _ = compat.attention(module, query, key, value, given, scaling=0.4, **options)
+    scores = 0.4 * query @ key.repeat_interleave(2, 1).mT
+    weights = scores.masked_fill(~keep, -torch.inf).softmax(-1).nan_to_num()
+    exists = keep.any(-1).transpose(1, 2).expand(2, outputs, 4)
+    torch.testing.assert_close(y[exists], (weights @ value.repeat_interleave(2, 1)).transpose(1, 2)[exists])
+
+
+LATENT = {**SIZES, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+          "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+          "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "index_topk": 4, "index_n_heads": 4,
+          "index_head_dim": 16}
+
+
+COMPRESSED = {**LATENT, "head_dim": 8, "o_lora_rank": 16, "sliding_window": 4, "mlp_layer_types": ["hash_moe", "moe"],
+              "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"]}
+
+
+@pytest.mark.parametrize(("prefix", "cls", "config"), [
+    ("AlignText", "AlignTextModel", SIZES), ("Splinter", "SplinterModel", SIZES), ("MarkupLM", "MarkupLMModel", SIZES),
+    ("LayoutLM", "LayoutLMModel", SIZES), ("DeepseekV32", "DeepseekV32ForCausalLM", LATENT),
+    ("DeepseekV4", "DeepseekV4ForCausalLM", COMPRESSED)])
+@torch.no_grad()
+def test_what_is_only_in_the_attention_of_eager(prefix: str, cls: str, config: dict[str, Any]) -> None:
+    """Encoders whose modules do not declare `is_causal`, an indexer's keys, and a mask that is extended by numbers."""
+    if not hasattr(transformers, cls):
+        pytest.skip(f"this version has no {cls}")
+    model = getattr(transformers, cls)._from_config(
+        getattr(transformers, f"{prefix}Config")(**config), attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.4)
+    words, results = _words(), []
+    for implementation in ("eager", "structconv"):
+        model.set_attn_implementation(implementation)
+        results.append(model(words)[0])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:

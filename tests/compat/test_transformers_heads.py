@@ -9,6 +9,7 @@ from torch import Tensor
 
 from structconv import ConfigError, Graph
 from structconv.compat.transformers import replace, set_structure, with_heads
+from structconv.compat.transformers.heads import _refusal
 from tests.compat.test_transformers import FAMILIES, LENGTH, _model, _words
 from tests.support.errors import check_refused
 
@@ -214,3 +215,12 @@ def test_errors_say_what_is_wrong() -> None:
         own(_words())
     with pytest.raises(ConfigError, match='heads of kind "graph"'):
         set_structure(model, _graph())
+
+
+@pytest.mark.parametrize(("file", "name", "reason"), [
+    ("deepseek_v32", "DeepseekV32Attention", "an indexer selects its keys"),
+    ("inkling2", "Inkling2FullAttention", "it has sinks")])
+def test_what_other_heads_do_not_take_is_refused(file: str, name: str, reason: str) -> None:
+    module = pytest.importorskip(f"transformers.models.{file}.modeling_{file}")
+    attention = type(name, (torch.nn.Module,), {"forward": getattr(module, name).forward})()
+    assert _refusal("attention", attention) == reason

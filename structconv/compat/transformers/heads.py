@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structconv.bases.positions import Lookup
 from structconv.compat.attending import Mask, attend
 from structconv.compat.conversion import Report, Walk, pretrained_in, replaced
+from structconv.compat.transformers.interface import register, source_of
 from structconv.errors import ConfigError
 from structconv.mechanisms.scores import drawn
 from structconv.shapes import check_choice, check_natural, check_positive
@@ -282,8 +283,6 @@ def _kept(mask: Mask, support: Support | Tensor, inputs: int, outputs: int, posi
 # -- replacing heads ----------------------------------------------------------------------------------------------
 
 def _replace_in(walk: Walk, name: str, model: Any, heads: Any, layers: Collection[int] | None) -> None:
-    from structconv.compat.transformers.interface import register
-
     registration, prefix = register(), f"{name}." if name else ""
     walk.refuse_others(prefix, model, registration)
     chosen: dict[str, list[dict[str, Any]]] = {}
@@ -326,8 +325,11 @@ def _refusal(path: str, module: nn.Module) -> str | None:
     """The reason why an attention module cannot have other heads, or `None`."""
     if _CROSS.search(path) or getattr(module, "is_cross_attention", False) is True:
         return "it attends to another sequence"
-    if getattr(module, "sinks", None) is not None:
+    forward = source_of(type(module).forward)
+    if getattr(module, "sinks", None) is not None or " sinks=" in forward:
         return "it has sinks"
+    if "indices=" in forward:
+        return "an indexer selects its keys"
     return None if _sizes(module) is not None else "it does not say how many heads it has, of how many channels"
 
 

@@ -99,17 +99,26 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
             attends to all keys alike, as by "eager" and "sdpa"; without a bias it is zero, as by "sdpa".
         softcap: see `softcap` of the algebra.
         s_aux: (K), the sinks.
+        options: of these, `sinks` (B, K, N, 1) are sinks of each query. `indices` (B, N, T) or `block_indices`
+            (B, G, N, T), for K / G consecutive heads, are the keys, or the blocks of keys, that an indexer of the
+            model selects; negative ones select none. All others are ignored.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
     collector = _collector()
     collected = None if collector is None else collector.get()
     need_weights = bool(options.get("output_attentions") or (
         collected and any("attentions" in name for name in collected)))
-    causal = outputs > 1 and attention_mask is None and bool(
-        getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if is_causal is None and attention_mask is None and outputs > 1:
+        is_causal = getattr(module, "is_causal", None)
+        is_causal = _is_causal_by_default(type(getattr(module, "config", None))) if is_causal is None else is_causal
+    causal = outputs > 1 and attention_mask is None and bool(is_causal)
+    s_aux = options.get("sinks") if s_aux is None else s_aux
+    if options.get("indices") is not None or options.get("block_indices") is not None:
+        attention_mask = _selected(module, query, key, attention_mask, options)
     if causal and key.shape[2] > outputs:  # aligned to the first key: the rest of a static cache is empty
         key, value = key[:, :, :outputs], value[:, :, :outputs]
         position_bias = None if position_bias is None else position_bias[..., :outputs]
+        attention_mask = None if attention_mask is None else attention_mask[..., :outputs]
     if heads is position_bias is softcap is s_aux is None and not (dropout or need_weights):
         last = attend_plainly(query, key, value, attention_mask, causal, scaling)
         if last is not None:
@@ -122,6 +131,21 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     y, weights = compute(query, key, value, mask, scale=scaling, dropout=dropout, softcap=softcap, sink=s_aux,
                          weights=need_weights)
     return y.transpose(1, 2).contiguous(), weights
+
+
+def _selected(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    """The mask without the keys that the indexer of a model leaves out."""
+    blocks, inputs = options.get("block_indices"), key.shape[2]
+    size: Any = 1 if blocks is None else module.indexer.block_size  # type: ignore[union-attr]
+    indices = options["indices"].unsqueeze(1) if blocks is None else blocks
+    count = -(-inputs // size)
+    keep = indices.new_zeros(*indices.shape[:-1], count + 1, dtype=torch.bool)  # the last column: what is negative
+    keep = keep.scatter(-1, indices.long().masked_fill(indices < 0, count), True)[..., :count]
+    keep = keep.repeat_interleave(size, -1)[..., :inputs] if size > 1 else keep
+    keep = keep if keep.shape[1] == 1 else keep.repeat_interleave(query.shape[1] // keep.shape[1], 1)
+    if mask is None:
+        return keep
+    return mask & keep if mask.dtype is torch.bool else torch.where(keep, mask, torch.finfo(mask.dtype).min)
 
 
 class StructureMask(Tensor):
@@ -244,7 +268,7 @@ def _collector() -> Any:
 
 def _routes(kind: type) -> bool:
     """Return True if the forward pass of a class calls the interface."""
-    return "ALL_ATTENTION_FUNCTIONS" in _source(kind.forward)  # type: ignore[attr-defined]
+    return "ALL_ATTENTION_FUNCTIONS" in source_of(kind.forward)  # type: ignore[attr-defined]
 
 
 #: Configuration -> whether its models read the interface.
@@ -254,24 +278,50 @@ _READERS: dict[type, bool] = {}
 def _reads_interface(config: type) -> bool:
     """Return False if attention modules in the files of a configuration's models compute a softmax themselves.
 
-    In a file with modules of both kinds it is what the models declare to support.
+    In a file with modules of both kinds it is what the models declare to support. Models that declare "eager" only, and
+    whose modules extend the mask before they call the interface (DeepSeek V4), extend numbers.
     """
     if config not in _READERS:
-        from transformers import PreTrainedModel
-
-        models = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
-        files = {base.__module__ for model in models for base in model.__mro__
-                 if issubclass(base, PreTrainedModel) and base is not PreTrainedModel}
+        models, files = _models(config)
         kinds = [kind for file in files for name, kind in getattr(sys.modules.get(file), "__dict__", {}).items()
                  if "Attention" in name and isinstance(kind, type) and issubclass(kind, nn.Module)]
         routed = [kind for kind in kinds if _routes(kind)]
-        others = any("softmax" in _source(kind).lower() for kind in kinds if kind not in routed)
+        others = any("softmax" in source_of(kind).lower() for kind in kinds if kind not in routed)
         declared = any(model._supports_sdpa or model._supports_attention_backend for model in models)
-        _READERS[config] = not others or bool(routed and declared)
+        extended = any(" attention_mask = " in source_of(kind.forward) for kind in routed)
+        numbers = extended and not any(model._supports_sdpa for model in models)
+        _READERS[config] = not numbers and (not others or bool(routed and declared))
     return _READERS[config]
 
 
 setattr(_reads_interface, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
+
+
+#: Configuration -> whether its attention modules without `is_causal` are causal.
+_CAUSAL_BY_DEFAULT: dict[type, bool] = {}
+
+
+def _is_causal_by_default(config: type) -> bool:
+    """Return True unless the word "causal" is nowhere in the files of a configuration's models.
+
+    "sdpa" takes each module without `is_causal` for causal, which encoders that support "eager" only do not expect.
+    """
+    if config not in _CAUSAL_BY_DEFAULT:
+        sources = [source_of(sys.modules[file]) for file in _models(config)[1]]
+        _CAUSAL_BY_DEFAULT[config] = not sources or any(not text or "causal" in text.lower() for text in sources)
+    return _CAUSAL_BY_DEFAULT[config]
+
+
+setattr(_is_causal_by_default, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
+
+
+def _models(config: type) -> tuple[list[Any], set[str]]:
+    """The models of a configuration, and the names of the modules that define them and the models they extend."""
+    from transformers import PreTrainedModel
+
+    models = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
+    return models, {base.__module__ for model in models for base in model.__mro__
+                    if issubclass(base, PreTrainedModel) and base is not PreTrainedModel}
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
@@ -280,7 +330,7 @@ def _subclasses(kind: Any) -> Iterator[Any]:
         yield from _subclasses(own)
 
 
-def _source(part: Any) -> str:
+def source_of(part: Any) -> str:
     """The source of a class or a function; empty if it has none."""
     try:
         return inspect.getsource(part)
