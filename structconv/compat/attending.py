@@ -25,11 +25,11 @@ from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
-__all__ = ["Mask", "attend", "attend_plainly", "drop_weights"]
+__all__ = ["CAUSAL", "Mask", "attend", "attend_plainly", "drop_weights"]
 
 
 #: One object, whose part of a plan's key is known.
-_CAUSAL: Support = Causal()
+CAUSAL: Support = Causal()
 
 
 class Mask(NamedTuple):
@@ -48,7 +48,7 @@ class Mask(NamedTuple):
     @classmethod
     def of(cls, mask: Tensor | Support | None, causal: bool = False) -> Mask:
         """The mask of a structure, of a boolean tensor (True keeps) or of a floating tensor."""
-        support = _CAUSAL if causal else None
+        support = CAUSAL if causal else None
         if mask is None:
             return cls(support=support)
         if isinstance(mask, Support):
@@ -102,7 +102,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     keep, bias, support = mask = _NONE if mask is None else mask
     scale, seed = (depth or 1) ** -0.5 if scale is None else scale, draw_seed() if dropout else None
     plain = softcap is sink is vector is term is None and 0 <= dropout < 1
-    if plain and (support is None or support is _CAUSAL):
+    if plain and (support is None or support is CAUSAL):
         table, causal = keep if bias is None else bias, support is not None
         if keep is not None and bias is not None:
             table = bias.masked_fill(~keep, -torch.inf)
@@ -123,7 +123,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
                          tuple(value.shape))
     mask = mask.in_one_table(outputs, inputs)
     keep, bias, support = mask
-    if sink is not None and softcap is None and (support is None or support is _CAUSAL or sink.dim() > 1):
+    if sink is not None and softcap is None and (support is None or support is CAUSAL or sink.dim() > 1):
         return _with_sink(query, key, value, mask, sink, scale=scale, dropout=dropout, weights=weights)
     by_head = keep is not None and keep.dim() > 2 and keep.shape[-3] > 1
     if shared and outputs == 1 and support is None and sink is vector is term is None and not by_head:

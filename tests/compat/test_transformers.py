@@ -303,10 +303,10 @@ COMPRESSED = {**LATENT, "head_dim": 8, "o_lora_rank": 16, "sliding_window": 4, "
 @pytest.mark.parametrize(("prefix", "cls", "config"), [
     ("AlignText", "AlignTextModel", SIZES), ("Splinter", "SplinterModel", SIZES), ("MarkupLM", "MarkupLMModel", SIZES),
     ("LayoutLM", "LayoutLMModel", SIZES), ("DeepseekV32", "DeepseekV32ForCausalLM", LATENT),
-    ("DeepseekV4", "DeepseekV4ForCausalLM", COMPRESSED)])
+    ("DeepseekV4", "DeepseekV4ForCausalLM", COMPRESSED), ("NllbMoe", "NllbMoeModel", BOTH)])
 @torch.no_grad()
 def test_what_is_only_in_the_attention_of_eager(prefix: str, cls: str, config: dict[str, Any]) -> None:
-    """Encoders whose modules do not declare `is_causal`, an indexer's keys, and a mask that is extended by numbers."""
+    """Modules that do not declare if they are causal, an indexer's keys, and a mask that is extended by numbers."""
     if not hasattr(transformers, cls):
         pytest.skip(f"this version has no {cls}")
     model = getattr(transformers, cls)._from_config(
@@ -316,7 +316,7 @@ def test_what_is_only_in_the_attention_of_eager(prefix: str, cls: str, config: d
     words, results = _words(), []
     for implementation in ("eager", "structconv"):
         model.set_attn_implementation(implementation)
-        results.append(model(words)[0])
+        results.append(model(words, **({"decoder_input_ids": words} if config is BOTH else {}))[0])
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.compat.attending import Mask, attend, attend_plainly
+from structconv.compat.attending import CAUSAL, Mask, attend, attend_plainly
 from structconv.errors import ConfigError, class_remedy
 from structconv.structures.supports import Causal, Support, Window
 
@@ -108,6 +108,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     collected = None if collector is None else collector.get()
     need_weights = bool(options.get("output_attentions") or (
         collected and any("attentions" in name for name in collected)))
+    if type(attention_mask) is StructureMask and attention_mask.support is CAUSAL:
+        attention_mask, is_causal = None, True
     if is_causal is None and attention_mask is None and outputs > 1:
         is_causal = getattr(module, "is_causal", None)
         is_causal = _is_causal_by_default(type(getattr(module, "config", None))) if is_causal is None else is_causal
@@ -201,21 +203,27 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
          ) -> Tensor | None:
     """The mask function: booleans (B, 1, N, M), or `None`, as that of "sdpa".
 
+    `None` stands for a causal mask only if the models declare "sdpa": others do not say which modules are causal.
     A window that hides something, of whole sequences without padding, is a `StructureMask` of `Causal() & Window(...)`,
     or of a `Window`, of which only the pairs are computed. Models that compute attention without the interface get the
     numbers that they add to their scores, as that of "eager".
     """
     masks = _masking()
     function = masks.causal_mask_function if mask_function is None else mask_function
-    if not _reads_interface(type(options.get("config"))):
+    config: Any = type(options.get("config"))
+    if not _reads_interface(config):
         return masks.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                 kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
     whole = type(q_offset) is int and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
     last = type(q_offset) is int and q_length == 1 and q_offset + 1 == kv_offset + kv_length
+    skips, flagged = options.get("allow_is_causal_skip", True), _takes_is_causal(config)
+    options = options if flagged else {**options, "allow_is_causal_skip": False}
     if (whole or last) and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
         if function is masks.causal_mask_function:
-            if options.get("allow_is_causal_skip", True):
+            if skips and (flagged or last):
                 return None  # the attention function attends to all, or to what is not later
+            if skips:
+                return StructureMask.of(CAUSAL, (batch_size, 1, q_length, kv_length), options.get("device", "cpu"))
         elif whole:
             causal, radius = _window(function)
             if radius is not None and radius < kv_length - 1:
@@ -294,6 +302,14 @@ def _reads_interface(config: type) -> bool:
     return _READERS[config]
 
 
+@cache
+def _takes_is_causal(config: type) -> bool:
+    """Return False if no model of a configuration declares to support "sdpa"."""
+    models, _ = _models(config)
+    return not models or any(model._supports_sdpa for model in models)
+
+
+setattr(_takes_is_causal, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 setattr(_reads_interface, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
