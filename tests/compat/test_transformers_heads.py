@@ -194,6 +194,17 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     torch.testing.assert_close(twin(words).logits, model(words).logits)
 
 
+@pytest.mark.parametrize("name", ["llama", "vit", "bert", "distilbert", "t5"])
+def test_trained_heads_are_loaded_as_saved(name: str, tmp_path: Any) -> None:
+    model, _ = replace(_model(name), MIXED)
+    own = {key: part for key, part in _drawn(model).state_dict().items() if "structured_heads" in key}
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="structconv").state_dict()
+    assert own
+    for key, part in own.items():
+        torch.testing.assert_close(again[key], part, rtol=0, atol=0)
+
+
 def test_errors_say_what_is_wrong() -> None:
     model = _model("llama")
     with pytest.raises(ConfigError, match="add up to the 4 of the model; got 3"):

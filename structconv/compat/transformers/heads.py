@@ -149,8 +149,9 @@ class _OtherHeads:
         _install(cast(nn.Module, self), getattr(config, ENTRY, None) or {})
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Group):
-            module.reset_parameters()
+        if isinstance(module, Group):  # transformers also calls it for modules whose parameters it has loaded
+            if not any(getattr(parameter, "_is_hf_initialized", False) for parameter in module.parameters()):
+                module.reset_parameters()
         else:
             super()._init_weights(module)  # type: ignore[misc]
 
