@@ -205,6 +205,23 @@ def test_trained_heads_are_loaded_as_saved(name: str, tmp_path: Any) -> None:
         torch.testing.assert_close(again[key], part, rtol=0, atol=0)
 
 
+def test_adapters_train_other_heads(tmp_path: Any) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["structured_heads"])
+    adapted, words = peft.get_peft_model(replace(_model("llama"), MIXED)[0], config), _words()
+    trained = {name: part for name, part in adapted.named_parameters() if part.requires_grad and "structured" in name}
+    assert len(trained) == 4  # a table and vectors in each of two layers
+    adapted(input_ids=words).logits.square().mean().backward()
+    for part in trained.values():
+        assert part.grad is not None and part.grad.any()
+        part.data.add_(0.3)
+    expected = adapted.eval()(input_ids=words).logits
+    adapted.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(replace(_model("llama"), MIXED)[0], tmp_path).eval()
+    torch.testing.assert_close(again(input_ids=words).logits, expected)
+    torch.testing.assert_close(again.merge_and_unload()(input_ids=words).logits, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_errors_say_what_is_wrong() -> None:
     model = _model("llama")
     with pytest.raises(ConfigError, match="add up to the 4 of the model; got 3"):

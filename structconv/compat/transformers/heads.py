@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -212,21 +212,32 @@ class Group(nn.Module):
         return ", ".join([f"{self.heads} {self.kind}", *(f"{name}={value}" for name, value in self.options.items())])
 
 
-class Heads(nn.ModuleList):
-    """The groups of heads of one attention module, in order: a `|` of their bases over the model's own projections."""
+class Heads(nn.Module):
+    """The groups of heads of one attention module, in order: a `|` of their bases over the model's own projections.
+
+    It is no `ModuleList`, which PEFT refuses as one of `modules_to_save`.
+    """
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        super().__init__()
+        for number, group in enumerate(groups):
+            self.add_module(str(number), group)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(cast(Iterable[Group], self._modules.values()))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, **options: Any
                 ) -> tuple[Tensor, Tensor | None]:
         """(B, K, N, C), and the weights (B, K, N, M) or `None`."""
         mask = Mask() if mask is None else mask
-        shared_by, results, at = query.shape[1] // key.shape[1], [], 0
-        if shared_by > 1 and len(self) > 1:
+        shared_by, results, at, several = query.shape[1] // key.shape[1], [], 0, len(self._modules) > 1
+        if shared_by > 1 and several:
             key, value = (t.repeat_interleave(shared_by, 1) for t in (key, value))
         positions = _positions(mask, query.shape[-2], key.shape[-2])
         for group in self:
-            span = slice(at, at + cast(int, group.heads))
+            span = slice(at, at + group.heads)
             at = span.stop
-            own = (query, key, value) if len(self) == 1 else (query[:, span], key[:, span], value[:, span])
+            own = (query[:, span], key[:, span], value[:, span]) if several else (query, key, value)
             keep, bias = (t if t is None or t.dim() < 3 or t.shape[-3] == 1 else t[..., span, :, :]
                           for t in (mask.keep, mask.bias))
             results.append(group(*own, mask._replace(keep=keep, bias=bias), positions, **options))
