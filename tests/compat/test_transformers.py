@@ -342,6 +342,10 @@ def test_windows_become_structures() -> None:
                  lambda t: torch.where(t, 1.0, -1.0), lambda t: t.to(torch.float64), copy.deepcopy):
         own = read(mask)
         assert type(own) is Tensor and torch.equal(own, read(table))
+    with pytest.raises(ConfigError, match="in place"):  # which would have no effect
+        mask[:, :, :, 0] = True
+    with pytest.raises(ConfigError, match="in place"):
+        mask.logical_not_()
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[0, 0] = False
     padded = compat.mask(2, 9, 9, mask_function=function, local_size=4, attention_mask=keep)

@@ -186,6 +186,11 @@ class StructureMask(Tensor):
             result = super().__torch_function__(func, types, args, kwargs)
             if not isinstance(result, Tensor):
                 return result
+        name = getattr(func, "__name__", "")
+        written = args[0] if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) else None
+        if isinstance(written, StructureMask):  # it would change the booleans that are computed for this call
+            raise ConfigError("StructureMask", "a mask that is changed in place must be a table", name,
+                              "Take its booleans first: mask = mask.clone().")
         return func(*_opened(args), **_opened(kwargs or {}))
 
 
