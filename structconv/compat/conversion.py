@@ -262,8 +262,6 @@ def _swap(walk: Walk, name: str, module: Any, other: type) -> None:
     reason = None
     if "forward" in module.__dict__:
         reason = "its forward was replaced"
-    elif getattr(module, "ceil_mode", False):
-        reason = "ceil_mode=True"
     elif _pads_otherwise(module):
         reason = "torch pads it as it was made, not by its padding"
     if reason is not None:
@@ -292,7 +290,7 @@ def _expression(module: Any) -> str:
         bias = module.in_proj_bias is not None
         return f"DotProduct({module.num_heads}, {module.head_dim}, bias={bias}).scaled().softmax()"
     mechanism = getattr(module, "_mechanism_of", None)
-    return "" if mechanism is None else repr(mechanism())
+    return "" if mechanism is None or getattr(module, "ceil_mode", False) else repr(mechanism())
 
 
 def pretrained_in(model: nn.Module) -> list[tuple[str, Any]]:

@@ -770,14 +770,13 @@ class _AvgPool(_Layer):
             return cast(Tensor, recorded(self, input))
         owner, axes = type(self).__name__, self.axes
         check_tensor(owner, "input", input)
-        if self.ceil_mode:
-            raise ConfigError(owner, "ceil_mode must be False", "True", "Use torch's layer, or pad the input.")
         if input.dim() not in (axes + 1, axes + 2):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         divisor = self.divisor_override
         # torch computes or refuses these
-        if not input.is_floating_point() or input.layout is not torch.strided or _is_recorded(input) or divisor == 0:
+        if (self.ceil_mode or not input.is_floating_point() or input.layout is not torch.strided or divisor == 0
+                or _is_recorded(input)):
             return cast(Tensor, cast(Any, super()).forward(input))
         mechanism = self._mechanism_of()
         y = _directly(self, input)
@@ -802,7 +801,7 @@ def _pooling(size: Any, stride: Any, padding: Any, all_count: bool) -> Mechanism
 
 
 class AvgPool1d(_AvgPool, nn.AvgPool1d):
-    """`torch.nn.AvgPool1d` as structured convolution, without `ceil_mode`.
+    """`torch.nn.AvgPool1d` as structured convolution; torch computes `ceil_mode=True`.
 
     Example:
 
@@ -820,7 +819,7 @@ class AvgPool1d(_AvgPool, nn.AvgPool1d):
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
-    """`torch.nn.AvgPool2d` as structured convolution, without `ceil_mode`.
+    """`torch.nn.AvgPool2d` as structured convolution; torch computes `ceil_mode=True`.
 
     Example:
 
@@ -834,7 +833,7 @@ class AvgPool2d(_AvgPool, nn.AvgPool2d):
 
 
 class AvgPool3d(_AvgPool, nn.AvgPool3d):
-    """`torch.nn.AvgPool3d` as structured convolution, without `ceil_mode`.
+    """`torch.nn.AvgPool3d` as structured convolution; torch computes `ceil_mode=True`.
 
     Example:
 

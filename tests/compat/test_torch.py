@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from structconv import ConfigError, ShapeError, StructureError
 from structconv import Conv2d as OwnConv2d
+from structconv.compat import convert
 from structconv.compat import torch as compat
 from structconv.primitives.native.dispatch import kernels
 from tests.support.errors import check_refused
@@ -629,6 +630,18 @@ def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: b
     assert "_mechanism" not in layer.__dict__  # no call without the compiler
 
 
+@pytest.mark.parametrize("name", ["AvgPool1d", "AvgPool2d", "AvgPool3d"])
+@pytest.mark.parametrize("size", [5, 40])
+def test_pools_with_ceil_mode(name: str, size: int) -> None:
+    options = {"ceil_mode": True, "count_include_pad": False, "padding": 1}
+    original, ours = getattr(nn, name)(3, 2, **options), getattr(compat, name)(3, 2, **options)
+    x = torch.randn(2, 3, *(size if axis == 0 else 6 for axis in range(int(name[-2]))))
+    _check_alike(original, ours, (x,))
+    converted, report = convert(nn.Sequential(original))
+    assert report.converted == {"0": (name, f"structconv.compat.torch.{name}", "")} and not report.refused
+    torch.testing.assert_close(converted(x), original(x))
+
+
 @pytest.mark.parametrize(("name", "dynamic"), drawn(
     itertools.product([name for name in _RECORDED if not name.endswith("d")], [None, True]), 5))
 def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
@@ -705,8 +718,7 @@ def test_what_is_refused() -> None:
         (ShapeError, "C=4", lambda: compat.Conv2d(4, 3, 3)(torch.randn(2, 5, 6, 6))),
         (ShapeError, r"2 axes S.*\(5, 5\)", lambda: compat.AvgPool2d(2)(torch.randn(5, 5))),
         (RuntimeError, "not zero", lambda: compat.AvgPool2d(2, divisor_override=0)(torch.randn(2, 4, 5, 5))),
-        (ConfigError, "window must be an integer", lambda: compat.AvgPool1d("a")(torch.randn(4, 5))),
-        (ConfigError, "ceil_mode", lambda: compat.AvgPool2d(2, ceil_mode=True)(torch.randn(2, 4, 5, 5))))
+        (ConfigError, "window must be an integer", lambda: compat.AvgPool1d("a")(torch.randn(4, 5))))
 
 
 def test_heads_that_share_keys_of_an_empty_batch_and_of_values_by_themselves():
