@@ -507,8 +507,13 @@ def _mechanism(layer: nn.Module, kind: Callable[..., Mechanism], *options: Any) 
 
 def _is_left_to_torch(layer: Any, image: Any, weight: Tensor | None) -> bool:
     """Return True if a plan would take torch's own convolution."""
-    if type(image) is not Tensor or weight is None or is_compiling():
+    if type(image) is not Tensor or weight is None:
         return False
+    if is_compiling():  # its plan ends in torch's convolution, too, but takes 20 times as long to trace
+        channels = weight.shape[0] if layer.transposed else weight.shape[1] * layer.groups
+        return (image.dim() == weight.dim() and image.shape[1] == channels and image.dtype == weight.dtype
+                and weight.shape[2:] == layer.kernel_size and layer.padding_mode == "zeros"
+                and image.dtype.is_floating_point and not must_be_planned(Shift))
     built = layer.__dict__.get("_mechanism")
     if built is None:
         layer._mechanism_of()
@@ -747,8 +752,8 @@ class _AvgPool(_Layer):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
-        if type(input) is Tensor and not (is_dynamo_compiling() or self.ceil_mode or Autotuning.enabled
-                                          or register.OF_USERS):
+        compiled, planned = is_dynamo_compiling(), Autotuning.enabled or register.OF_USERS
+        if type(input) is Tensor and not (compiled or planned or self.ceil_mode):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
                 numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
                 axes, divisor = self.axes, self.divisor_override
@@ -774,9 +779,10 @@ class _AvgPool(_Layer):
             raise ShapeError(owner, f"input must have shape (N, C, *S) with {axes} axes S, or without N",
                              tuple(input.shape))
         divisor = self.divisor_override
-        # torch computes or refuses these
+        # torch computes or refuses these; a compiler would take long to trace the plan of the last
         if (self.ceil_mode or not input.is_floating_point() or input.layout is not torch.strided or divisor == 0
-                or _is_recorded(input)):
+                or _is_recorded(input)
+                or (compiled and not planned and input.dtype in (torch.float32, torch.float64))):
             return cast(Tensor, cast(Any, super()).forward(input))
         mechanism = self._mechanism_of()
         y = _directly(self, input)

@@ -630,6 +630,23 @@ def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: b
     assert "_mechanism" not in layer.__dict__  # no call without the compiler
 
 
+@pytest.mark.parametrize("name", [name for name in compat.__all__ if name.endswith("d")])
+def test_compiled_layers_over_grids_are_one_operator_of_torch(name: str) -> None:
+    programs: list[list[str]] = []
+
+    def compiler(program: torch.fx.GraphModule, _: Any) -> Any:
+        programs.append([str(node.target) for node in program.graph.nodes if node.op.startswith("call")])
+        return program
+
+    axes, args = int(name[-2]), (3, 2, 1, False, False) if "Pool" in name else (4, 6, 3)
+    args = args[:4] if name == "AvgPool1d" else args
+    for library in (nn, compat):
+        torch.compiler.reset()
+        layer = getattr(library, name)(*args)
+        torch.compile(layer, fullgraph=True, backend=compiler)(torch.randn(2, 4, *(7,) * axes))
+    assert programs[0] == programs[1] and len(programs[0]) == 1
+
+
 @pytest.mark.parametrize("name", ["AvgPool1d", "AvgPool2d", "AvgPool3d"])
 @pytest.mark.parametrize("size", [5, 40])
 def test_pools_with_ceil_mode(name: str, size: int) -> None:
