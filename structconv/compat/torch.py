@@ -744,6 +744,18 @@ class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     _by_torch = staticmethod(F.conv_transpose3d)
 
 
+def _lazy(kind: type) -> Any:
+    """torch's lazy convolution, which becomes ours in its first call."""
+    name = f"Lazy{kind.__name__}"
+    theirs = getattr(nn, name)
+    return type(name, (theirs, kind), {"cls_to_become": kind, "__module__": __name__, "__doc__": theirs.__doc__})
+
+
+LazyConv1d, LazyConv2d, LazyConv3d = (_lazy(kind) for kind in (Conv1d, Conv2d, Conv3d))
+LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = (
+    _lazy(kind) for kind in (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d))
+
+
 class _AvgPool(_Layer):
     """The forward pass of torch's average pooling."""
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
@@ -645,6 +646,25 @@ def test_compiled_layers_over_grids_are_one_operator_of_torch(name: str) -> None
         layer = getattr(library, name)(*args)
         torch.compile(layer, fullgraph=True, backend=compiler)(torch.randn(2, 4, *(7,) * axes))
     assert programs[0] == programs[1] and len(programs[0]) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in compat.__all__ if name.startswith("Conv")])
+def test_lazy_convolutions_become_ours(name: str) -> None:
+    x, layers = torch.randn(2, 4, *(7,) * int(name[-2])), []
+    for library in (nn, compat):
+        torch.manual_seed(0)
+        lazy = getattr(library, f"Lazy{name}")(6, 3, stride=2)
+        assert isinstance(lazy, getattr(library, name))
+        layers.append(copy.deepcopy(lazy))
+        torch.manual_seed(0)
+        layers[-1](x)
+        assert type(layers[-1]) is getattr(library, name)
+    _check_alike(*layers, (x,))
+    unused = getattr(compat, f"Lazy{name}")(6, 3, stride=2)
+    unused.load_state_dict(layers[0].state_dict())
+    torch.testing.assert_close(unused(x), layers[0](x))
+    assert repr(layers[0]) == repr(layers[1])
+    assert type(pickle.loads(pickle.dumps(getattr(compat, f"Lazy{name}")(6, 3)))) is getattr(compat, f"Lazy{name}")
 
 
 @pytest.mark.parametrize("name", ["AvgPool1d", "AvgPool2d", "AvgPool3d"])
