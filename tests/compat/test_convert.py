@@ -230,6 +230,25 @@ def test_what_is_refused_is_named() -> None:
         convert(torch.ones(2))
 
 
+def test_a_model_with_a_function_of_its_modules_is_not_copied() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            conv = self.conv = nn.Conv1d(2, 2, 1)
+            self.run = lambda x: conv(x).relu()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run(x)
+
+    model, x = nn.Sequential(Block()), torch.randn(1, 2, 3)
+    with pytest.raises(ConfigError, match=r"a copy of Sequential: .* got 0\.run\. Pass inplace=True"):
+        convert(model)
+    expected = model(x)
+    ours, report = convert(model, inplace=True)
+    assert [*report.converted] == ["0.conv"]
+    torch.testing.assert_close(ours(x), expected)
+
+
 def test_what_is_refused_of_pyg_is_named() -> None:
     library = pytest.importorskip("torch_geometric.nn")
 
