@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks import peers
 from benchmarks.case import Case, Comparison, Entrant, Size, entrant, leaf
 from benchmarks.graphs import power_law
 from benchmarks.suites.new_graphs import BATCHES, NETWORKS, Batch, Net, comparison, entrant_of, random_batch
+from structconv.compat.pyg import pooling
 from structconv.data import NeighborLoader
 
 __all__ = ["CASES"]
@@ -43,6 +45,12 @@ class _Function(nn.Module):
 
 def _pooling(kind: str, library: Any, channels: int) -> nn.Module:
     return _Function(getattr(library, f"global_{kind}_pool"))
+
+
+def _utility(name: str, options: dict[str, Any], library: Any, channels: int) -> nn.Module:
+    """A function of `torch_geometric.utils`, or what `patch` puts in its place."""
+    home = pooling if library is pyg else import_module("torch_geometric.utils")
+    return _Function(partial(getattr(home, name), **options))
 
 
 def _aggregation(kind: str, library: Any, channels: int) -> nn.Module:
@@ -94,6 +102,9 @@ _LAYERS: dict[str, tuple[Make, str]] = {
     "norm-means": (lambda library, c: library.MeanSubtractionNorm(), "rows"),
     "norm-groups": (lambda library, c: library.DiffGroupNorm(c, 8), "x"),
     "norm-message": (lambda library, c: library.MessageNorm(learn_scale=True), "messages"),
+    **{f"scatter-{kind}": (partial(_utility, "scatter", {"reduce": kind}), "groups")
+       for kind in ("sum", "mean", "max")},
+    "softmax": (partial(_utility, "softmax", {}), "groups"),
     "aggregate-multi": (lambda library, c: library.MultiAggregation(["mean", "max", "std"]), "rows"),
 }
 if find_spec("torch_geometric"):  # whose own classes hold our layers; its other classes hold none
@@ -119,6 +130,9 @@ def _called(kind: str, edges: int) -> tuple[Callable[[Any, list[Tensor]], Tensor
     if kind == "rows":
         groups = torch.arange(edges) // 10
         return lambda layer, xs: layer(xs[0], groups), [(edges, _CHANNELS)], f"{edges:,} rows in groups of 10"
+    if kind == "groups":
+        groups = torch.randint(nodes, (edges,), generator=generator)
+        return lambda layer, xs: layer(xs[0], groups), [(edges, _CHANNELS)], f"{edges:,} rows in groups in any order"
     if kind in ("x", "layers"):
         return (lambda layer, xs: layer(xs[0]) if kind == "x" else layer(xs),
                 [(nodes, _CHANNELS)] * (1 if kind == "x" else 3), f"{nodes:,} nodes, {_CHANNELS} channels")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
+from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
@@ -30,7 +30,7 @@ from structconv.nn.pooling import GroupPool, of_groups
 from structconv.planning.precision import cast as cast_to
 from structconv.planning.precision import promoted_dtype
 from structconv.primitives.native.adjacency import unchanged
-from structconv.primitives.native.layer import group_starts, pool_groups
+from structconv.primitives.native.layer import group_starts, pool_groups, scatter_rows
 from structconv.primitives.native.node import is_direct
 from structconv.primitives.segments import is_few_rows, sum_of_rows
 from structconv.primitives.sorting import numbered_by_count
@@ -46,7 +46,7 @@ calls_forward(Base.__call__)  # besides checks
 
 __all__ = ["SIMPLE", "MaxAggregation", "MeanAggregation", "MinAggregation", "MultiAggregation", "PowerMeanAggregation",
            "SoftmaxAggregation", "StdAggregation", "SumAggregation", "VarAggregation", "aggregate", "aggregation",
-           "check_floating", "counts", "of_sorted", "pool_extreme", "shares", "sorted_starts"]
+           "check_floating", "counts", "in_any_order", "in_groups", "pool_extreme", "shares", "sorted_starts"]
 
 #: Aggregations without options, which need no module.
 SIMPLE = ("add", "sum", "mean", "max", "min")
@@ -57,7 +57,7 @@ Known = dict[str, Tensor]
 class _Aggregation(Base):
     """An aggregation without parameters."""
 
-    #: The kind of `of_sorted`, where it does not depend on options.
+    #: The kind of `in_groups`, where it does not depend on options.
     kind: ClassVar[str | None] = None
     __prepare_scriptable__ = refuse_script
 
@@ -75,7 +75,7 @@ class _Aggregation(Base):
         if index is None and ptr is not None and x.dim() == 2 and dim in (-2, 0) and not is_tracing():
             dim_size, index = ptr.shape[0] - 1, derived(  # groups that rise, which one kernel can read
                 ptr, ("groups", len(x)), lambda: numbered_by_count(ptr.diff(), len(x)))
-            y = self._of_sorted(x, index, dim_size)
+            y = self._in_groups(x, index, dim_size)
             if y is not None:
                 return y
         return self._of_rows(x, index, ptr, dim_size, dim)
@@ -85,19 +85,19 @@ class _Aggregation(Base):
                  dim: int = -2, **options: Any) -> Tensor:
         """`forward`, or the same by one kernel, which needs none of the checks of PyTorch Geometric's `__call__`."""
         if index is not None and ptr is None and x.dim() == 2 and dim in (-2, 0) and not options and _computes(self):
-            y = self._of_sorted(x, index, dim_size)
+            y = self._in_groups(x, index, dim_size)
             if y is not None:
                 return y
         return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
 
-    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+    def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
         """The rows of groups that rise, by one kernel; `None` where none can compute them."""
         kind, t = self._pooling()
-        return None if kind is None else of_sorted(
+        return None if kind is None else in_groups(
             x, index, size, kind, lambda x: cast(Tensor, self._of_rows(x, index, None, size, -2)), t)
 
     def _pooling(self) -> tuple[str | None, float]:
-        """The kind of `of_sorted`, and its t."""
+        """The kind of `in_groups`, and its t."""
         return self.kind, 1.0
 
     @traceable
@@ -254,8 +254,8 @@ class StdAggregation(_Aggregation):
         super().__init__()
         self.var_aggr = VarAggregation(semi_grad)
 
-    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        variances = self.var_aggr._of_sorted(x, index, size) if _computes(self.var_aggr) else None
+    def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        variances = self.var_aggr._in_groups(x, index, size) if _computes(self.var_aggr) else None
         return None if variances is None else _root(variances)
 
     @staticmethod
@@ -412,10 +412,10 @@ class MultiAggregation(_Aggregation):
             return int(self.out_channels)
         return in_channels * len(self.aggrs) if self.mode == "cat" else in_channels
 
-    def _of_sorted(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+    def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
         if not all(map(_computes, self.aggrs)):
             return None
-        parts = [cast(_Aggregation, one)._of_sorted(x, index, size) for one in self.aggrs]
+        parts = [cast(_Aggregation, one)._in_groups(x, index, size) for one in self.aggrs]
         return None if any(part is None for part in parts) else self.combine(cast("list[Tensor]", parts))
 
     @staticmethod
@@ -525,6 +525,10 @@ def _root(variances: Tensor) -> Tensor:
     return y.masked_fill(y <= math.sqrt(1e-5), 0.0)
 
 
+#: Aggregations of rows in any order that a kernel computes, and numbers up to which sorted ones are no faster.
+_IN_ANY_ORDER, _FEW_NUMBERS = frozenset(("sum", "mean", "max", "min")), 1 << 16
+
+
 def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | None) -> Tensor | None:
     """The first row of each group, and the number of rows; `None` where groups do not rise, or no kernel can read x or
     one of the other tensors."""
@@ -533,24 +537,36 @@ def sorted_starts(x: Tensor, index: Tensor, size: int | None, *others: Tensor | 
     return group_starts(index, size)  # again in each call: it takes less time than to remember it
 
 
-def of_sorted(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
+def in_groups(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: Callable[[Tensor], Tensor],
               t: float = 1.0) -> Tensor | None:
-    """The rows of x (E, C) in groups by one node of autograd; `None` where groups do not rise, or no kernel can read x.
-    Where few rows are summed the groups may be in any order.
+    """The rows of x (E, C) in groups by one node of autograd; `None` where no kernel can read x, or where groups of a
+    "softmax" or of "var" do not rise.
 
     Args:
         index: the group of each row. size: the number of groups, else the largest index + 1.
         kind, t: see `pool_groups`. otherwise: the same function of x by differentiable operators.
     """
-    if kind == "sum" and is_few_rows(x) and is_plain(index) and index.shape == x.shape[:1]:
-        try:
-            return sum_of_rows(x, index, int(index.max()) + 1 if size is None else size)
-        except (IndexError, RuntimeError, TypeError):  # the general path raises the error
-            return None
-    starts = sorted_starts(x, index, size)
-    if starts is None:
+    starts, any_order = None, kind in _IN_ANY_ORDER
+    if not any_order or x.numel() > _FEW_NUMBERS:
+        starts = sorted_starts(x, index, size)
+    if starts is not None:
+        return pool_groups(x, starts, kind, unchanged(index, otherwise), t)
+    return in_any_order(x, index, size, kind, lambda x, _: otherwise(x)) if any_order else None
+
+
+def in_any_order(x: Tensor, index: Tensor, size: int | None, kind: str, composed: Callable[[Tensor, Tensor], Tensor]
+                 ) -> Tensor | None:
+    """The rows of x (E, C) in groups by `scatter_rows`; `None` where no kernel can read x."""
+    if not is_plain(index) or index.shape != x.shape[:1]:
         return None
-    return pool_groups(x, starts, kind, unchanged(index, otherwise), t)
+    try:
+        if kind == "sum" and is_few_rows(x):
+            return sum_of_rows(x, index, int(index.max()) + 1 if size is None else size)
+        if x.dim() != 2 or not is_direct(x):
+            return None
+        return scatter_rows(x, index, group_count(index) if size is None else size, kind, composed)
+    except (IndexError, RuntimeError, TypeError):  # the general path raises the error
+        return None
 
 
 def check_floating(owner: str, x: Tensor) -> None:

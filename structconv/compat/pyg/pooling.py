@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency
-from structconv.compat.pyg.aggregations import check_floating, of_sorted, pool_extreme
+from structconv.compat.pyg.aggregations import check_floating, in_any_order, in_groups, pool_extreme
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of, group_count, memberships
 from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.tracing import traceable
@@ -72,7 +72,7 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     if batch is None:
         y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
-    direct = of_sorted(x, batch, size, "sum" if kind == "add" else kind, lambda x: _of_members(x, batch, size, kind))
+    direct = in_groups(x, batch, size, "sum" if kind == "add" else kind, lambda x: _of_members(x, batch, size, kind))
     return _of_members(x, batch, size, kind) if direct is None else direct
 
 
@@ -110,6 +110,12 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _described(index))
     groups = group_count(index) if num_nodes is None else num_nodes
+    moved = src if dim == 0 else src.movedim(dim, 0)
+    rows = moved if moved.dim() == 2 else moved.reshape(index.shape[0], prod(moved.shape[1:]))
+    weights = in_any_order(rows, index, groups, "softmax",
+                           lambda rows, index: segment_softmax(rows.mT, index, groups).mT)
+    if weights is not None:
+        return weights if rows is src else weights.view(moved.shape).movedim(0, dim).contiguous()
     return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim).contiguous()
 
 
@@ -127,6 +133,8 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     check_choice("scatter", "reduce", reduce, ("sum", "add", "mean", "max", "min"))
     if not isinstance(index, Tensor) or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("scatter", f"index must be of shape (E={src.shape[dim]},)", _described(index))
+    if dim == 0 and src.dim() == 2:
+        return pooled(src, index, dim_size, reduce)
     moved = src.movedim(dim, 0)
     rows = moved.reshape(index.shape[0], prod(moved.shape[1:]))
     y = pooled(rows, index, dim_size, reduce)

@@ -25,7 +25,7 @@ from structconv.primitives.native.node import Gradients, as_node
 __all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_by_dots", "attend_by_pairs",
            "attend_by_terms", "attend_dots", "attend_entries", "attend_layer", "attend_pairs", "convolve",
            "convolve_linear", "convolve_with_self", "gather_maxima", "gather_messages", "gather_sums", "group_starts",
-           "pool_groups", "standardize_groups", "weigh_rows"]
+           "pool_groups", "scatter_rows", "standardize_groups", "weigh_rows"]
 
 #: Pooling in src/api.h.
 _POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "fixed softmax": 6}
@@ -172,8 +172,20 @@ class _Groups(NamedTuple):
         return (self.by_target,)
 
 
+def _scatter_backward(_: Any, x: Tensor, index: Tensor, y: Tensor, grad: Tensor, needed: Any, groups: int, kind: int
+                      ) -> Gradients:
+    core: Any = Loaded.core
+    return core.scatter_backward(x, index, y, grad, groups, kind), None
+
+
+def _scatter_evenly_backward(_: Any, x: Tensor, index: Tensor, grad: Tensor, *options: Any) -> Gradients:
+    return _scatter_backward(_, x, index, grad, grad, *options)
+
+
 _pool = as_node("_Pool", 1, "pool", "pool_backward")
 _pool_evenly = as_node("_Pool", 1, "pool", "pool_evenly_backward", readers={0: ()})
+_scatter = as_node("_Scatter", 2, "scatter", _scatter_backward, takes_layouts=False)
+_scatter_evenly = as_node("_Scatter", 2, "scatter", _scatter_evenly_backward, takes_layouts=False, readers={0: ()})
 _center = as_node("_Norm", 1, "center", "center_backward", readers={0: ()})
 _norm = as_node("_Norm", 4, "norm", "norm_backward", readers={3: ()})
 #: Center and Scale in src/api.h.
@@ -199,6 +211,21 @@ def pool_groups(x: Tensor, starts: Tensor, kind: str, composed: Callable[[Tensor
         y: Tensor = core.pool(starts, x, _POOLINGS[kind], t)
         return y
     return (_pool_evenly if kind in ("sum", "mean") else _pool)(_Groups(starts), composed, x, _POOLINGS[kind], t)
+
+
+def scatter_rows(x: Tensor, index: Tensor, groups: int, kind: str, composed: Callable[[Tensor, Tensor], Tensor]
+                 ) -> Tensor | None:
+    """x (M, C) of groups in any order -> (G, C), zero for a group without rows, or of "softmax" the weights (M, C);
+    `None` where no kernel can read them.
+
+    Args:
+        index: (M,), the group of each row. groups: G. kind: "sum", "mean", "max", "min" or "softmax".
+        composed: the same function of x and index by differentiable operators.
+    """
+    if _readable(index) is None:
+        return None
+    node = _scatter_evenly if kind in ("sum", "mean") else _scatter
+    return node(None, composed, x, index, groups, _POOLINGS[kind])
 
 
 def standardize_groups(x: Tensor, starts: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,

@@ -99,6 +99,15 @@ struct PoolArgs {
     float* out;
 };
 
+// Rows x (rows, channels) of the groups `index`, in any order. `out` (groups, channels) are their sums, means, maxima or minima, or, of
+// kSoftmaxOf, (rows, channels) the weights of each row. Backward, y is that result, and `out` the gradient of x.
+struct ScatterArgs {
+    const int64_t* index;
+    int64_t rows, groups, channels, kind, threads;
+    const float *x, *y, *grad;
+    float* out;
+};
+
 // The rows of each of those groups, standardized: y = gain weight (x - shift mean) scale + bias, channel by channel. The
 // mean is that of the channel, or of all channels; the scale is one, or 1 / sqrt(the mean of the squares of x - shift mean +
 // eps), of the channel or of all. What is null is one, or zero for bias. Backward, `out` is the

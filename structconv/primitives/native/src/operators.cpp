@@ -34,6 +34,7 @@ using Maybe = std::optional<Tensor>;
     X(layouts, LayoutsArgs, isa) X(outside, OutsideArgs, isa) X(verify, VerifyArgs, isa) X(edges, EdgesArgs, isa)     \
     X(adjacency, AdjacencyArgs, isa) X(transpose, TransposeArgs, isa)                                                 \
     X(pool, PoolArgs, isa) X(pool_backward, PoolArgs, isa)                                                            \
+    X(scatter, ScatterArgs, isa) X(scatter_backward, ScatterArgs, isa)                                                \
     X(norm, NormArgs, isa) X(norm_backward, NormArgs, isa)                                                            \
     X(spmm, SpmmArgs, isa) X(sddmm, SddmmArgs, isa) X(maxima, MaximaArgs, isa) X(maxima_backward, MaximaArgs, isa)    \
     X(messages, MessagesArgs, isa) X(messages_backward, MessagesArgs, isa)                                            \
@@ -652,6 +653,42 @@ Tensor pool_backward(const Tensor& starts, const Tensor& x_, const Tensor& y_, c
 Tensor pool_evenly_backward(const Tensor& starts, const Tensor& x, const Tensor& grad, int64_t kind, double t) {
     Op{"pool_evenly_backward"}.check(kind == kSumOf || kind == kMeanOf, "kind", "be 0 or 1");
     return pool_backward(starts, x, grad, grad, kind, t);
+}
+
+ScatterArgs scattered(const Op& op, const View& x, const Tensor& index_, int64_t groups, int64_t kind) {
+    op.check(kSumOf <= kind && kind <= kMinOf || kind == kSoftmaxOf, "kind", "be 0 to 3, or 5");
+    op.check(0 <= groups && groups < kLimit, "groups", "be from 0 to 2^31");
+    const View index = op.exact("index", index_, {x.size(0)}, types().i64);
+    const int64_t* group = index.as<int64_t>();
+    op.check(std::all_of(group, group + x.size(0), [&](int64_t g) { return 0 <= g && g < groups; }), "index",
+             "be from 0 to the number of groups");
+    return {group, x.size(0), groups, x.size(1), kind, op.threads, x.floats(), nullptr, nullptr, nullptr};
+}
+
+// The rows of each group, in any order, into one, or the softmax over them.
+Tensor scatter(const Tensor& x_, const Tensor& index, int64_t groups, int64_t kind) {
+    const Op op{"scatter"};
+    const View x = op.dense("x", x_, {kAny, kAny}, types().f32);
+    ScatterArgs args = scattered(op, x, index, groups, kind);
+    const View y = op.made({kind == kSoftmaxOf ? args.rows : groups, args.channels});
+    args.out = y.floats();
+    run.scatter(&args);
+    return y.tensor();
+}
+
+// The gradient of x.
+Tensor scatter_backward(const Tensor& x_, const Tensor& index, const Tensor& y_, const Tensor& grad_, int64_t groups, int64_t kind) {
+    const Op op{"scatter_backward"};
+    const bool read = kind == kMaxOf || kind == kMinOf;  // else x has a shape, of which no number is read
+    const View x = read ? op.dense("x", x_, {kAny, kAny}, types().f32) : op.view("x", x_);
+    op.check_shape("x", x, {kAny, kAny});
+    ScatterArgs args = scattered(op, x, index, groups, kind);
+    const Shape shape{kind == kSoftmaxOf ? args.rows : groups, args.channels};
+    const View y = op.dense("y", y_, shape, types().f32), grad = op.dense("grad", grad_, shape, types().f32);
+    const View grad_x = op.made({args.rows, args.channels});
+    args.y = y.floats(), args.grad = grad.floats(), args.out = grad_x.floats();
+    run.scatter_backward(&args);
+    return grad_x.tensor();
 }
 
 NormArgs norm_of(const Op& op, const Tensor& starts_, const View& x, const Maybe& shift, const Maybe& weight, const Maybe& bias,
@@ -2751,6 +2788,9 @@ const Operator kOperators[] = {
     {"pool_backward", "(Tensor starts, Tensor x, Tensor y, Tensor grad, int kind, float t) -> Tensor", TORCH_BOX(&pool_backward)},
     {"pool_evenly_backward", "(Tensor starts, Tensor x, Tensor grad, int kind, float t) -> Tensor",
      TORCH_BOX(&pool_evenly_backward)},
+    {"scatter", "(Tensor x, Tensor index, int groups, int kind) -> Tensor", TORCH_BOX(&scatter)},
+    {"scatter_backward", "(Tensor x, Tensor index, Tensor y, Tensor grad, int groups, int kind) -> Tensor",
+     TORCH_BOX(&scatter_backward)},
     {"center", "(Tensor starts, Tensor x, int center, float gain) -> Tensor", TORCH_BOX(&center)},
     {"center_backward", "(Tensor starts, Tensor x, Tensor grad, int center, float gain) -> Tensor", TORCH_BOX(&center_backward)},
     {"norm", "(Tensor starts, Tensor x, " SC_NORM ", int center, int scale, float eps, float gain) -> Tensor", TORCH_BOX(&norm)},
