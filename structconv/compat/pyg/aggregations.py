@@ -565,7 +565,7 @@ def in_any_order(x: Tensor, index: Tensor, size: int | None, kind: str, composed
         if x.dim() != 2 or not is_direct(x):
             return None
         return scatter_rows(x, index, group_count(index) if size is None else size, kind, composed)
-    except (IndexError, RuntimeError, TypeError):  # the general path raises the error
+    except (IndexError, RuntimeError, TypeError, ValueError):  # the general path raises the error
         return None
 
 
