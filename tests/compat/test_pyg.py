@@ -1111,10 +1111,10 @@ def test_a_graph_without_edges_has_chebyshev_polynomials():
 
 
 def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
-    """Until the numbers of the groups change."""
+    """Until the numbers of the groups change, where no kernel reads them as they are."""
     calls = []
     monkeypatch.setattr(edges, "numbered", lambda index: calls.append(index) or numbered(index))
-    x, index, layer = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), ours.SumAggregation()
+    x, index, layer = torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0]), ours.SumAggregation()
     for _ in range(2):
         torch.testing.assert_close(layer(x, index), torch.stack([x[0] + x[3], x[1] + x[2]]))
     assert len(calls) == 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
+from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
@@ -560,11 +560,10 @@ def in_any_order(x: Tensor, index: Tensor, size: int | None, kind: str, composed
     if not is_plain(index) or index.shape != x.shape[:1]:
         return None
     try:
+        groups = int(index.max()) + 1 if size is None else size
         if kind == "sum" and is_few_rows(x):
-            return sum_of_rows(x, index, int(index.max()) + 1 if size is None else size)
-        if x.dim() != 2 or not is_direct(x):
-            return None
-        return scatter_rows(x, index, group_count(index) if size is None else size, kind, composed)
+            return sum_of_rows(x, index, groups)
+        return scatter_rows(x, index, groups, kind, composed) if x.dim() == 2 and is_direct(x) else None
     except (IndexError, RuntimeError, TypeError, ValueError):  # the general path raises the error
         return None
 
