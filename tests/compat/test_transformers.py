@@ -1,6 +1,7 @@
 """`structconv.compat.transformers`: randomly drawn models of many families give what eager attention gives."""
 
 import copy
+import importlib
 import sys
 from typing import Any
 
@@ -318,6 +319,77 @@ def test_what_is_only_in_the_attention_of_eager(prefix: str, cls: str, config: d
         model.set_attn_implementation(implementation)
         results.append(model(words, **({"decoder_input_ids": words} if config is BOTH else {}))[0])
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("prefix", "cls", "config"), [
+    ("Splinter", "SplinterModel", SIZES), ("DeepseekV4", "DeepseekV4ForCausalLM", COMPRESSED)])
+def test_a_configuration_of_ones_own_is_the_one_it_extends(prefix: str, cls: str, config: dict[str, Any]) -> None:
+    if not hasattr(transformers, cls):
+        pytest.skip(f"this version has no {cls}")
+    base = getattr(transformers, f"{prefix}Config")
+    own = type("Own", (base,), {"model_type": f"own_{base.model_type}"})
+    model = getattr(transformers, cls)(base(**config)).eval()
+    for module in model.modules():
+        if type(getattr(module, "config", None)) is base:
+            module.config.__class__ = own
+    words, results = _words(), []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4)
+        for implementation in ("eager", "structconv"):
+            model.set_attn_implementation(implementation)
+            results.append(model(words)[0])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+OWN = """
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+
+class OwnAttention(nn.Module):
+    def forward(self, x, mask):
+        scores = x @ x.mT
+        return (scores if mask is None else scores + mask[:, 0]).softmax(-1) @ x
+
+class OwnModel(PreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.words, self.attention = nn.Embedding(config.vocab_size, config.hidden_size), OwnAttention()
+        self.post_init()
+
+    def forward(self, words, attention_mask=None):
+        x = self.words(words)
+        return self.attention(x, create_causal_mask(
+            config=self.config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=None))
+"""
+
+
+@pytest.mark.parametrize("kind", ["a file", "no source"])
+@torch.no_grad()
+def test_models_of_ones_own_that_share_a_configuration_get_numbers(kind: str, tmp_path: Any, monkeypatch: Any) -> None:
+    """A configuration that was known for other models before, and attention without a source, both undeclared."""
+    model, words = _model("llama"), _words()
+    model.set_attn_implementation("structconv")
+    before = model(words).logits
+    namespace: dict[str, Any] = {"__name__": "own_without_source"}
+    if kind == "a file":
+        (tmp_path / "own_in_a_file.py").write_text(OWN)
+        monkeypatch.syspath_prepend(tmp_path)
+        namespace = vars(importlib.import_module("own_in_a_file"))
+    else:
+        exec(OWN, namespace)
+    cls = namespace["OwnModel"]
+    cls.config_class = config_class = type(model.config)
+    keep, results = torch.ones(2, LENGTH, dtype=torch.int64), []
+    keep[1, 7:] = 0
+    for implementation in ("eager", "structconv"):
+        torch.manual_seed(0)
+        own = cls._from_config(config_class(**GROUPED), attn_implementation=implementation).eval()
+        assert own.config._attn_implementation == implementation
+        results.append([own(words), own(words, attention_mask=keep)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(words).logits, before)
 
 
 def test_a_model_is_saved_and_loaded(tmp_path: Any) -> None:

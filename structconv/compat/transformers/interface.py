@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         attention_mask, is_causal = None, True
     if is_causal is None and attention_mask is None and outputs > 1:
         is_causal = getattr(module, "is_causal", None)
-        is_causal = _is_causal_by_default(type(getattr(module, "config", None))) if is_causal is None else is_causal
+        is_causal = _is_causal_by_default(cast(Any, type(module))) if is_causal is None else is_causal
     causal = outputs > 1 and attention_mask is None and bool(is_causal)
     s_aux = options.get("sinks") if s_aux is None else s_aux
     if options.get("indices") is not None or options.get("block_indices") is not None:
@@ -284,65 +285,98 @@ def _routes(kind: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in source_of(kind.forward)  # type: ignore[attr-defined]
 
 
-#: Configuration -> whether its models read the interface.
-_READERS: dict[type, bool] = {}
+#: Configuration -> how many classes extended `PreTrainedModel`, and whether all models of the configuration then known
+#: read the interface, and whether one declares to support "sdpa".
+_READERS: dict[type, tuple[int, bool, bool]] = {}
 
 
 def _reads_interface(config: type) -> bool:
-    """Return False if attention modules in the files of a configuration's models compute a softmax themselves.
+    """Return False if attention modules in the files of a model of a configuration compute a softmax themselves.
 
-    In a file with modules of both kinds it is what the models declare to support. Models that declare "eager" only, and
-    whose modules extend the mask before they call the interface (DeepSeek V4), extend numbers.
+    Of a file with modules of both kinds, or without a source, it is what the model declares to support. Models that
+    declare "eager" only, and whose modules extend the mask before they call the interface (DeepSeek V4), extend
+    numbers.
     """
-    if config not in _READERS:
-        models, files = _models(config)
-        kinds = [kind for file in files for name, kind in getattr(sys.modules.get(file), "__dict__", {}).items()
-                 if "Attention" in name and isinstance(kind, type) and issubclass(kind, nn.Module)]
-        routed = [kind for kind in kinds if _routes(kind)]
-        others = any("softmax" in source_of(kind).lower() for kind in kinds if kind not in routed)
-        declared = any(model._supports_sdpa or model._supports_attention_backend for model in models)
-        extended = any(" attention_mask = " in source_of(kind.forward) for kind in routed)
-        numbers = extended and not any(model._supports_sdpa for model in models)
-        _READERS[config] = not numbers and (not others or bool(routed and declared))
-    return _READERS[config]
+    return _declared(config)[1]
 
 
-@cache
 def _takes_is_causal(config: type) -> bool:
     """Return False if no model of a configuration declares to support "sdpa"."""
-    models, _ = _models(config)
-    return not models or any(model._supports_sdpa for model in models)
+    return _declared(config)[2]
+
+
+def _declared(config: type) -> tuple[int, bool, bool]:
+    """What `_READERS` holds of a configuration: found again after other models have been imported or defined."""
+    from transformers import PreTrainedModel
+
+    count, known = len(PreTrainedModel.__subclasses__()), _READERS.get(config)
+    if known is None or known[0] != count:
+        models = _models(config)
+        verdicts: dict[Any, bool] = {}
+        for model in models:
+            bases = [base for base in model.__mro__
+                     if issubclass(base, PreTrainedModel) and base is not PreTrainedModel]
+            named = all(hasattr(sys.modules.get(base.__module__), base.__name__) for base in bases)
+            key = (frozenset(base.__module__ for base in bases), named,
+                   model._supports_sdpa, model._supports_attention_backend)
+            if model not in _READS:
+                verdicts[key] = _READS[model] = verdicts[key] if key in verdicts else _reads(*key)
+        known = (count, all(_READS[model] for model in models),
+                 not models or any(model._supports_sdpa for model in models))
+        _READERS[config] = known
+    return known
+
+
+#: Model -> what `_reads` says of it.
+_READS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _reads(files: Collection[str], named: bool, sdpa: bool, backend: bool) -> bool:
+    """Return True if the attention modules in files read the interface.
+
+    Args:
+        files: the names of the modules that define a model and the models it extends.
+        named: those modules can be found, with these models: otherwise nothing is known of their attention.
+        sdpa, backend: what the model declares to support.
+    """
+    kinds = [kind for file in files for name, kind in getattr(sys.modules.get(file), "__dict__", {}).items()
+             if "Attention" in name and isinstance(kind, type) and issubclass(kind, nn.Module)]
+    routed = [kind for kind in kinds if _routes(kind)]
+    sources = [source_of(kind).lower() for kind in kinds if kind not in routed]
+    others = not named or any(not source or "softmax" in source for source in sources)
+    extended = any(" attention_mask = " in source_of(kind.forward) for kind in routed)
+    return (sdpa or not extended) and (not others or ((sdpa or backend) and (bool(routed) or not sources)))
 
 
 setattr(_takes_is_causal, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 setattr(_reads_interface, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
-#: Configuration -> whether its attention modules without `is_causal` are causal.
-_CAUSAL_BY_DEFAULT: dict[type, bool] = {}
-
-
-def _is_causal_by_default(config: type) -> bool:
-    """Return True unless the word "causal" is nowhere in the files of a configuration's models.
+@cache
+def _is_causal_by_default(kind: type) -> bool:
+    """Return True unless the word "causal" is nowhere in the file of the class that a kind of attention extends.
 
     "sdpa" takes each module without `is_causal` for causal, which encoders that support "eager" only do not expect.
     """
-    if config not in _CAUSAL_BY_DEFAULT:
-        sources = [source_of(sys.modules[file]) for file in _models(config)[1]]
-        _CAUSAL_BY_DEFAULT[config] = not sources or any(not text or "causal" in text.lower() for text in sources)
-    return _CAUSAL_BY_DEFAULT[config]
+    roots = [base for base in kind.__mro__ if "forward" in vars(base) and base is not nn.Module]
+    text = source_of(sys.modules.get(roots[-1].__module__)) if roots else ""
+    return not text or "causal" in text.lower()
 
 
 setattr(_is_causal_by_default, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
-def _models(config: type) -> tuple[list[Any], set[str]]:
-    """The models of a configuration, and the names of the modules that define them and the models they extend."""
+def _models(config: type) -> list[Any]:
+    """The models of a configuration, or else of the nearest one that it extends."""
     from transformers import PreTrainedModel
 
-    models = [model for model in _subclasses(PreTrainedModel) if model.config_class is config]
-    return models, {base.__module__ for model in models for base in model.__mro__
-                    if issubclass(base, PreTrainedModel) and base is not PreTrainedModel}
+    models = [(model, getattr(model.config_class, "__args__", (model.config_class,)))  # the second: of a union
+              for model in _subclasses(PreTrainedModel)]
+    for base in config.__mro__:
+        found = [model for model, configs in models if base in configs]
+        if found:
+            return found
+    return []
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
