@@ -217,12 +217,13 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     masks = _masking()
     function = masks.causal_mask_function if mask_function is None else mask_function
     config: Any = type(options.get("config"))
-    if not _reads_interface(config):
+    reads, flagged = _declared(config)
+    if not reads:
         return masks.eager_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                 kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, **options)
     whole = type(q_offset) is int and q_length == kv_length and (q_offset, kv_offset) == (0, 0)
     last = type(q_offset) is int and q_length == 1 and q_offset + 1 == kv_offset + kv_length
-    skips, flagged = options.get("allow_is_causal_skip", True), _takes_is_causal(config)
+    skips = options.get("allow_is_causal_skip", True)
     options = options if flagged else {**options, "allow_is_causal_skip": False}
     if (whole or last) and not is_compiling() and (attention_mask is None or bool(attention_mask.all())):
         if function is masks.causal_mask_function:
@@ -285,46 +286,40 @@ def _routes(kind: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in source_of(kind.forward)  # type: ignore[attr-defined]
 
 
-#: Configuration -> how many classes extended `PreTrainedModel`, and whether all models of the configuration then known
-#: read the interface, and whether one declares to support "sdpa".
-_READERS: dict[type, tuple[int, bool, bool]] = {}
+#: Configuration -> how many classes extended `PreTrainedModel`, and what `_declared` returned then.
+_DECLARED: dict[type, tuple[int, tuple[bool, bool]]] = {}
 
 
-def _reads_interface(config: type) -> bool:
-    """Return False if attention modules in the files of a model of a configuration compute a softmax themselves.
+def _declared(config: type) -> tuple[bool, bool]:
+    """Return whether all models of a configuration read the interface, and whether one declares to support "sdpa".
 
-    Of a file with modules of both kinds, or without a source, it is what the model declares to support. Models that
-    declare "eager" only, and whose modules extend the mask before they call the interface (DeepSeek V4), extend
-    numbers.
+    Not those whose files contain attention modules that compute a softmax themselves. Of a file with modules of both
+    kinds, or without a source, it is what the model declares to support. Models that declare "eager" only, and whose
+    modules extend the mask before they call the interface (DeepSeek V4), extend numbers. It is found again after other
+    models have been imported or defined: they may share the configuration.
     """
-    return _declared(config)[1]
-
-
-def _takes_is_causal(config: type) -> bool:
-    """Return False if no model of a configuration declares to support "sdpa"."""
-    return _declared(config)[2]
-
-
-def _declared(config: type) -> tuple[int, bool, bool]:
-    """What `_READERS` holds of a configuration: found again after other models have been imported or defined."""
-    from transformers import PreTrainedModel
-
-    count, known = len(PreTrainedModel.__subclasses__()), _READERS.get(config)
+    base = _base()
+    count, known = len(base.__subclasses__()), _DECLARED.get(config)
     if known is None or known[0] != count:
         models = _models(config)
         verdicts: dict[Any, bool] = {}
         for model in models:
-            bases = [base for base in model.__mro__
-                     if issubclass(base, PreTrainedModel) and base is not PreTrainedModel]
-            named = all(hasattr(sys.modules.get(base.__module__), base.__name__) for base in bases)
-            key = (frozenset(base.__module__ for base in bases), named,
+            bases = [kind for kind in model.__mro__ if issubclass(kind, base) and kind is not base]
+            named = all(hasattr(sys.modules.get(kind.__module__), kind.__name__) for kind in bases)
+            key = (frozenset(kind.__module__ for kind in bases), named,
                    model._supports_sdpa, model._supports_attention_backend)
             if model not in _READS:
                 verdicts[key] = _READS[model] = verdicts[key] if key in verdicts else _reads(*key)
-        known = (count, all(_READS[model] for model in models),
-                 not models or any(model._supports_sdpa for model in models))
-        _READERS[config] = known
-    return known
+        known = _DECLARED[config] = count, (all(_READS[model] for model in models),
+                                            not models or any(model._supports_sdpa for model in models))
+    return known[1]
+
+
+@cache
+def _base() -> Any:
+    from transformers import PreTrainedModel
+
+    return PreTrainedModel
 
 
 #: Model -> what `_reads` says of it.
@@ -348,8 +343,7 @@ def _reads(files: Collection[str], named: bool, sdpa: bool, backend: bool) -> bo
     return (sdpa or not extended) and (not others or ((sdpa or backend) and (bool(routed) or not sources)))
 
 
-setattr(_takes_is_causal, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
-setattr(_reads_interface, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
+setattr(_declared, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
 @cache
@@ -368,10 +362,8 @@ setattr(_is_causal_by_default, "_dynamo_marked_constant", True)  # noqa: B010 - 
 
 def _models(config: type) -> list[Any]:
     """The models of a configuration, or else of the nearest one that it extends."""
-    from transformers import PreTrainedModel
-
     models = [(model, getattr(model.config_class, "__args__", (model.config_class,)))  # the second: of a union
-              for model in _subclasses(PreTrainedModel)]
+              for model in _subclasses(_base())]
     for base in config.__mro__:
         found = [model for model, configs in models if base in configs]
         if found:
