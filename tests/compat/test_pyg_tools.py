@@ -249,6 +249,26 @@ def test_results_of_softmax_may_change_in_place():
     close(actual, expected)
 
 
+@pytest.mark.parametrize("name, options", [*(("scatter", {"reduce": kind}) for kind in ("sum", "mean", "max", "min")),
+                                           ("softmax", {})])
+@pytest.mark.parametrize("rows", [3, 70_000])
+@pytest.mark.parametrize("index, size", [([0, 4], 4), ([-1, 2], 4), ([0, 1], -2)])
+def test_a_group_out_of_range_raises_an_error_of_torch(name, options, rows, index, size):
+    from torch_geometric import utils
+
+    index = torch.tensor(index)[torch.arange(rows) % 2]
+    options = {**options, "dim_size" if name == "scatter" else "num_nodes": size}
+    with ours.patch(), pytest.raises((IndexError, RuntimeError)):
+        getattr(utils, name)(torch.randn(rows, 1), index, **options)
+
+
+@pytest.mark.parametrize("name", ["add", "mean", "max"])
+def test_gradients_of_groups_in_int32(name):
+    x, index = torch.randn(7, 3, requires_grad=True), torch.tensor([0, 2, 2, 0, 3, 2, 2])
+    pool = getattr(ours, f"global_{name}_pool")
+    close(value_and_gradient(x, pool(x, index.int())), value_and_gradient(x, pool(x, index)))
+
+
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR", "ignore:Sparse")
 @pytest.mark.parametrize("reduce", ["sum", "add", "mean", "max", "min"])
 def test_sparse_products(reduce):

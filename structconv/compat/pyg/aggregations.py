@@ -561,7 +561,7 @@ def in_any_order(x: Tensor, index: Tensor, size: int | None, kind: str, composed
         return None
     try:
         groups = int(index.max()) + 1 if size is None else size
-        if kind == "sum" and is_few_rows(x):
+        if kind == "sum" and index.dtype is torch.int64 and is_few_rows(x):
             return sum_of_rows(x, index, groups)
         return scatter_rows(x, index, groups, kind, composed) if x.dim() == 2 and is_direct(x) else None
     except (IndexError, RuntimeError, TypeError, ValueError):  # the general path raises the error

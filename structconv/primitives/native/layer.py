@@ -19,7 +19,7 @@ from structconv.primitives.edge_attention import additive_attention, bilinear_at
 from structconv.primitives.native import dispatch
 from structconv.primitives.native.adjacency import Adjacency
 from structconv.primitives.native.dispatch import Drop, Loaded
-from structconv.primitives.native.indices import Csr
+from structconv.primitives.native.indices import LIMIT, Csr
 from structconv.primitives.native.node import Gradients, as_node
 
 __all__ = ["attend_additive", "attend_affine", "attend_bilinear", "attend_by_dots", "attend_by_pairs",
@@ -254,7 +254,7 @@ def group_starts(groups: Tensor, count: int | None) -> Tensor | None:
         groups: (M,), the group of each row; `None` is returned if they do not rise, or one is not in [0, count).
         count: of groups, by default the last row's + 1.
     """
-    core = _readable(groups)
+    core = _readable(groups) if count is None or 0 <= count < LIMIT else None
     starts = None if core is None else core.starts(groups, count)
     return starts if starts is not None and starts.shape[0] else None
 
