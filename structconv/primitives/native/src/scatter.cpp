@@ -15,13 +15,14 @@ constexpr int64_t kLeastChannels = 32;      // each thread has channels of its o
 class Scatter {
   public:
     explicit Scatter(const ScatterArgs& a)
-        : a(a), numbers(a.groups * a.channels), counts(a.kind == kMeanOf || a.kind == kMaxOf || a.kind == kMinOf ? a.groups : 0) {
+        : a(a), counts(a.kind == kMeanOf || a.kind == kMaxOf || a.kind == kMinOf ? a.groups : 0) {
         for (int64_t r = 0; r < (counts.empty() ? 0 : a.rows); ++r) counts[a.index[r]] += 1.0f;
     }
 
     void forward() {
         const bool soft = a.kind == kSoftmaxOf, least = a.kind == kMinOf;
         std::vector<float> peaks(soft ? a.groups * a.channels : 0);
+        numbers.resize(peaks.size());
         float* const found = soft ? peaks.data() : a.out;
         split([&](int64_t from, int64_t to) {
             if (a.kind == kSumOf || a.kind == kMeanOf) {
@@ -40,7 +41,6 @@ class Scatter {
             if (!soft) return each_group(from, to, [&](int64_t g, int64_t at, int part) {
                 if (counts[g] == 0.0f) put(found + at, v16{}, part);
             });
-            fill(numbers.data(), 0.0f, from, to);
             each_row(from, to, [&](int64_t at, int64_t to_group, int part) {
                 const v16 peak = lanes(found + to_group, part), none = v16{} - INFINITY;
                 const v16 power = exponential(lanes(a.x + at, part) - choose(peak == none, v16{}, peak));
@@ -56,14 +56,15 @@ class Scatter {
 
     // The gradient of x.
     void backward() {
+        const bool even = a.kind == kSumOf || a.kind == kMeanOf;
+        numbers.resize(even ? 0 : a.groups * a.channels);
         split([&](int64_t from, int64_t to) {
             const v16 one = v16{} + 1.0f;
-            if (a.kind == kSumOf || a.kind == kMeanOf)
+            if (even)
                 return each_row(from, to, [&](int64_t at, int64_t to_group, int part) {
                     const float share = a.kind == kMeanOf ? 1.0f / counts[to_group / a.channels] : 1.0f;
                     put(a.out + at, lanes(a.grad + to_group, part) * share, part);
                 });
-            fill(numbers.data(), 0.0f, from, to);
             if (a.kind == kSoftmaxOf) {  // p (g - <p, g>), zero where p is
                 const auto product = [&](int64_t at, int64_t, int part) {
                     const v16 p = lanes(a.y + at, part);
@@ -114,7 +115,7 @@ class Scatter {
     }
 
     const ScatterArgs& a;
-    std::vector<float> numbers;  // of each channel of each group
+    std::vector<float> numbers;  // of each channel of each group, from zero
     std::vector<float> counts;   // rows of each group
 };
 
