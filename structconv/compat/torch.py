@@ -511,9 +511,11 @@ def _is_left_to_torch(layer: Any, image: Any, weight: Tensor | None) -> bool:
         return False
     if is_compiling():  # its plan ends in torch's convolution, too, but takes 20 times as long to trace
         channels = weight.shape[0] if layer.transposed else weight.shape[1] * layer.groups
-        return (image.dim() == weight.dim() and image.shape[1] == channels and image.dtype == weight.dtype
-                and weight.shape[2:] == layer.kernel_size and layer.padding_mode == "zeros"
-                and image.dtype.is_floating_point and not must_be_planned(Shift))
+        fits = weight.dim() - image.dim() in (0, 1) and image.shape[1 - weight.dim()] == channels
+        alike = image.dtype == weight.dtype or (  # autocast casts both
+            torch.is_autocast_enabled(image.device.type) and torch.float64 not in (image.dtype, weight.dtype))
+        return (fits and alike and weight.shape[2:] == layer.kernel_size and layer.padding_mode == "zeros"
+                and image.dtype.is_floating_point and not (Autotuning.enabled or register.OF_USERS))
     built = layer.__dict__.get("_mechanism")
     if built is None:
         layer._mechanism_of()
@@ -794,7 +796,7 @@ class _AvgPool(_Layer):
         # torch computes or refuses these; a compiler would take long to trace the plan of the last
         if (self.ceil_mode or not input.is_floating_point() or input.layout is not torch.strided or divisor == 0
                 or _is_recorded(input)
-                or (compiled and not planned and input.dtype in (torch.float32, torch.float64))):
+                or (compiled and not planned and (axes < 3 or input.dtype in (torch.float32, torch.float64)))):
             return cast(Tensor, cast(Any, super()).forward(input))
         mechanism = self._mechanism_of()
         y = _directly(self, input)

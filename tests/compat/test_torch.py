@@ -631,8 +631,9 @@ def test_layers_over_grids_compile_before_their_first_call(name: str, dynamic: b
     assert "_mechanism" not in layer.__dict__  # no call without the compiler
 
 
+@pytest.mark.parametrize("kind", ["a batch", "an image", "autocast"])
 @pytest.mark.parametrize("name", [name for name in compat.__all__ if name.endswith("d")])
-def test_compiled_layers_over_grids_are_one_operator_of_torch(name: str) -> None:
+def test_compiled_layers_over_grids_are_one_operator_of_torch(name: str, kind: str) -> None:
     programs: list[list[str]] = []
 
     def compiler(program: torch.fx.GraphModule, _: Any) -> Any:
@@ -641,10 +642,14 @@ def test_compiled_layers_over_grids_are_one_operator_of_torch(name: str) -> None
 
     axes, args = int(name[-2]), (3, 2, 1, False, False) if "Pool" in name else (4, 6, 3)
     args = args[:4] if name == "AvgPool1d" else args
+    autocast = kind == "autocast"
+    x = torch.randn(*(2,) * (kind != "an image"), 4, *(7,) * axes)
+    x = x.bfloat16() if autocast and name != "AvgPool3d" else x  # what the layer before it gives
     for library in (nn, compat):
         torch.compiler.reset()
         layer = getattr(library, name)(*args)
-        torch.compile(layer, fullgraph=True, backend=compiler)(torch.randn(2, 4, *(7,) * axes))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            torch.compile(layer, fullgraph=True, backend=compiler)(x)
     assert programs[0] == programs[1] and len(programs[0]) == 1
 
 
