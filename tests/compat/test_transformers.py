@@ -369,6 +369,7 @@ class OwnModel(PreTrainedModel):
 @torch.no_grad()
 def test_models_of_ones_own_that_share_a_configuration_get_numbers(kind: str, tmp_path: Any, monkeypatch: Any) -> None:
     """A configuration that was known for other models before, and attention without a source, both undeclared."""
+    monkeypatch.setattr(compat, "_DECLARED", {})  # other tests shall not see the class
     model, words = _model("llama"), _words()
     model.set_attn_implementation("structconv")
     before = model(words).logits
@@ -380,7 +381,8 @@ def test_models_of_ones_own_that_share_a_configuration_get_numbers(kind: str, tm
     else:
         exec(OWN, namespace)
     cls = namespace["OwnModel"]
-    cls.config_class = config_class = type(model.config)
+    config_class = type(model.config)
+    monkeypatch.setattr(cls, "config_class", config_class)
     keep, results = torch.ones(2, LENGTH, dtype=torch.int64), []
     keep[1, 7:] = 0
     for implementation in ("eager", "structconv"):
