@@ -25,11 +25,17 @@ from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
 from structconv.shapes import broadcast
 from structconv.structures.supports import Causal, DenseMask, Padding, Support
 
-__all__ = ["CAUSAL", "Mask", "attend", "attend_plainly", "drop_weights"]
+__all__ = ["CAUSAL", "Mask", "attend", "attend_plainly", "drop_weights", "table_of"]
 
 
 #: One object, whose part of a plan's key is known.
 CAUSAL: Support = Causal()
+
+
+def table_of(support: Support, outputs: int, inputs: int, device: Any) -> Tensor:
+    """The booleans (N, M) of a structure, True where a pair exists."""
+    m, n = torch.arange(inputs, device=device), torch.arange(outputs, device=device)
+    return support.contains(m.unsqueeze(0), n.unsqueeze(-1))
 
 
 class Mask(NamedTuple):
@@ -74,8 +80,7 @@ class Mask(NamedTuple):
         table = self.bias if self.keep is None else self.keep
         if self.support is None or table is None:
             return self
-        m, n = torch.arange(inputs, device=table.device), torch.arange(outputs, device=table.device)
-        return self._replace(support=None).joined(self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
+        return self._replace(support=None).joined(table_of(self.support, outputs, inputs, table.device))
 
 
 _NONE = Mask()
@@ -209,8 +214,7 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tens
     last = F.pad(key.new_ones(()).view(1, 1), (key.shape[-1], 0))
     key = torch.cat([F.pad(key, (0, 1)), last.expand(*key.shape[:-2], *last.shape)], -2)
     if mask.support is not None:
-        m, n = (torch.arange(size, device=query.device) for size in (value.shape[-2], query.shape[-2]))
-        mask = Mask(mask.support.contains(m.unsqueeze(0), n.unsqueeze(-1)))
+        mask = Mask(table_of(mask.support, query.shape[-2], value.shape[-2], query.device))
     keep, bias = (None if t is None else F.pad(t.expand(*t.shape[:-1], value.shape[-2]), (0, 1), value=fill)
                   for t, fill in ((mask.keep, True), (mask.bias, 0.0)))
     y, weights = attend(query, key, F.pad(value, (0, 0, 0, 1)), Mask(keep, bias), scale=scale, **options)

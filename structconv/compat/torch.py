@@ -472,9 +472,13 @@ def _share(module: nn.Module) -> None:
         leave_fast_path(part)
 
 
+#: Attributes by which torch chooses its fused inference, and their values without it.
+_WITHOUT_FAST_PATH = {"activation_relu_or_gelu": 0, "use_nested_tensor": False}
+
+
 def leave_fast_path(module: Any) -> None:
     """Keep an encoder or its layer from torch's fused inference, which computes attention without calling it."""
-    for attribute, value in (("activation_relu_or_gelu", 0), ("use_nested_tensor", False)):
+    for attribute, value in _WITHOUT_FAST_PATH.items():
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder) and attribute in module.__dict__:
             module.__dict__.setdefault(f"_torch_{attribute}", getattr(module, attribute))
             setattr(module, attribute, value)
@@ -482,7 +486,7 @@ def leave_fast_path(module: Any) -> None:
 
 def take_fast_path(module: Any) -> None:
     """Undo `leave_fast_path`."""
-    for attribute in ("activation_relu_or_gelu", "use_nested_tensor"):
+    for attribute in _WITHOUT_FAST_PATH:
         if f"_torch_{attribute}" in module.__dict__:
             setattr(module, attribute, module.__dict__.pop(f"_torch_{attribute}"))
 

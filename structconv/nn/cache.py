@@ -422,7 +422,8 @@ def _key(make: Any) -> tuple[int, str]:
 
 
 def _stored(result: Any, make: Make, x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, int, int]:
-    """What a method makes of x, as it is stored in the dtype; how many heads share each; the axis of entries."""
+    """The result of a method for x, cast to the dtype for storage; the number of heads that share each; the axis of
+    entries."""
     result, repeats = cast(result, dtype), 1
     if type(result) is Shared:
         result, repeats = result.x, result.repeats

@@ -12,7 +12,7 @@ KINDS = ("sum", "mean", "max", "min", "softmax")
 
 
 def composed(kind, groups):
-    """The same function of x and index by differentiable operators."""
+    """Return the same function by torch's differentiable operators."""
     def run(x, index):
         if kind == "softmax":
             return segment_softmax(x.mT, index, groups).mT

@@ -91,7 +91,7 @@ class _Aggregation(Base):
         return cast(Tensor, super().__call__(x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **options))
 
     def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
-        """The rows of groups that rise, by one kernel; `None` where none can compute them."""
+        """The rows in groups, by one kernel; `None` where none can compute them."""
         kind, t = self._pooling()
         return None if kind is None else in_groups(
             x, index, size, kind, lambda x: cast(Tensor, self._of_rows(x, index, None, size, -2)), t)

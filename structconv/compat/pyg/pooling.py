@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from structconv.shapes import check_choice
 
 __all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool", "pooled", "scatter", "softmax",
            "spmm"]
+
+Result = TypeVar("Result", Tensor, Tensor | None)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
@@ -110,12 +113,10 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _described(index))
     groups = group_count(index) if num_nodes is None else num_nodes
-    moved = src if dim == 0 else src.movedim(dim, 0)
-    rows = moved if moved.dim() == 2 else moved.reshape(index.shape[0], prod(moved.shape[1:]))
-    weights = in_any_order(rows, index, groups, "softmax",
-                           lambda rows, index: segment_softmax(rows.mT, index, groups).mT)
+    weights = _by_rows(src, dim, lambda rows: in_any_order(
+        rows, index, groups, "softmax", lambda rows, index: segment_softmax(rows.mT, index, groups).mT))
     if weights is not None:
-        return weights if rows is src else weights.view(moved.shape).movedim(0, dim).contiguous()
+        return weights
     return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim).contiguous()
 
 
@@ -133,12 +134,7 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     check_choice("scatter", "reduce", reduce, ("sum", "add", "mean", "max", "min"))
     if not isinstance(index, Tensor) or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("scatter", f"index must be of shape (E={src.shape[dim]},)", _described(index))
-    if dim == 0 and src.dim() == 2:
-        return pooled(src, index, dim_size, reduce)
-    moved = src.movedim(dim, 0)
-    rows = moved.reshape(index.shape[0], prod(moved.shape[1:]))
-    y = pooled(rows, index, dim_size, reduce)
-    return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim).contiguous()  # theirs is; programs use `view`
+    return _by_rows(src, dim, lambda rows: pooled(rows, index, dim_size, reduce))
 
 
 def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
@@ -159,6 +155,17 @@ def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
         rows = rows if messages.values is None else rows * messages.values.unsqueeze(-1)
         return pool_extreme(rows, edges_to_outputs(graph), reduce)
     return project(other, messages, None)
+
+
+def _by_rows(src: Tensor, dim: int, function: Callable[[Tensor], Result]) -> Result:
+    """A function of rows (E, C), or `None`, of a tensor whose entries lie along `dim`."""
+    if dim == 0 and src.dim() == 2:
+        return function(src)
+    moved = src.movedim(dim, 0)
+    y = function(moved.reshape(moved.shape[0], prod(moved.shape[1:])))
+    if y is None:
+        return y
+    return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim).contiguous()  # theirs is; programs use `view`
 
 
 def _check_values(owner: str, src: Any, dim: int) -> None:

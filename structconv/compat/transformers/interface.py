@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from structconv.compat.attending import CAUSAL, Mask, attend, attend_plainly
+from structconv.compat.attending import CAUSAL, Mask, attend, attend_plainly, table_of
 from structconv.errors import ConfigError, class_remedy
 from structconv.structures.supports import Causal, Support, Window
 
@@ -178,8 +178,7 @@ class StructureMask(Tensor):
     def table(self) -> Tensor:
         """The booleans."""
         *_, outputs, inputs = self.shape
-        m, n = torch.arange(inputs, device=self.device), torch.arange(outputs, device=self.device)
-        return self.support.contains(m.unsqueeze(0), n.unsqueeze(-1)).expand(self.shape)
+        return table_of(self.support, outputs, inputs, self.device).expand(self.shape)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -348,7 +347,7 @@ setattr(_declared, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_co
 
 @cache
 def _is_causal_by_default(kind: type) -> bool:
-    """Return True unless the word "causal" is nowhere in the file of the class that a kind of attention extends.
+    """Return False if the file that defines the first class of an attention module has no word "causal".
 
     "sdpa" takes each module without `is_causal` for causal, which encoders that support "eager" only do not expect.
     """
