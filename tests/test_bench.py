@@ -52,10 +52,21 @@ def works(*names: str):
 
 def test_a_round_that_was_disturbed_is_taken_again_for_all():
     clock = Clock({"a": [1.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.0], "b": [2.0] * 9})
-    times = alternate(works("a", "b"), repeats=5, seconds=9.0, known={"a": 1.0, "b": 1.0}, timer=clock)
+    times = alternate(works("a", "b"), repeats=5, seconds=9.0, known={"a": 3.0, "b": 3.0}, timer=clock)
     assert sorted(times["a"].samples) == [1.0, 1.0, 1.0, 1.0, 5.0]
     assert times["a"].repeated == times["b"].repeated == 1
     assert clock.order.count("a") == clock.order.count("b") == 6
+
+
+def test_a_slow_first_call_does_not_shorten_the_samples():
+    counts = []
+
+    def clock(work, calls: int) -> float:
+        counts.append(calls)
+        return 1e-5
+
+    alternate(works("a"), repeats=3, known={"a": 0.5}, timer=clock)
+    assert min(counts[-3:]) >= 100
 
 
 def test_peak_memory_sees_what_is_held_only_for_a_while():

@@ -13,6 +13,8 @@ __all__ = ["Times", "alternate", "clock", "exponent", "halves"]
 
 #: The least duration of a sample, of several calls.
 _SAMPLE_SECONDS = 0.004
+#: The duration of a first call that is not repeated to see how long a warm one takes.
+_LONG_SECONDS = 2.0
 #: The least duration that shows the load of other processes.
 _LOAD_SECONDS = 0.5
 #: A spread, (q3 - q1) / median, above which rounds are repeated.
@@ -104,8 +106,9 @@ def alternate(works: Mapping[str, Work], *, repeats: int = 7, seconds: float = 1
 
 
 def _calls(first: float, work: Work, timer: Callable[[Work, int], float]) -> int:
-    """Return the number of calls of a sample; a function that is fast even cold is timed again warm, then in a loop."""
-    warm = timer(work, 1) if first < 0.1 else first
+    """Return the number of calls of a sample. A slow first call may have been cold: the least of later ones counts, and
+    of a fast function those of a loop."""
+    warm = first if first > _LONG_SECONDS else min(timer(work, 1) for _ in range(3))
     if warm < _SAMPLE_SECONDS / 4:
         warm = timer(work, math.ceil(_SAMPLE_SECONDS / (4 * max(warm, 1e-7))))
     return max(1, math.ceil(_SAMPLE_SECONDS / max(warm, 1e-7)))
