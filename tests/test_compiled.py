@@ -8,6 +8,7 @@ import torch
 from structconv import STRUCTURE, Causal, Dense, DotProduct, Graph, Grid, Padding, Samples, Window, batch
 from structconv.mechanisms import Context, Cuboid, EdgeBias, Given, Identity, Incidence, LearnedEncoding, RelativeBias
 from structconv.nn import Conv, GATConv, GCNConv, MultiheadAttention
+from structconv.primitives.native.dispatch import Loaded
 from structconv.structures import Blocks, DenseMask, EdgeSupport, Global
 from structconv.testing.checks import same
 from structconv.testing.layers import larger, side_by_side, takes_samples
@@ -52,6 +53,15 @@ def check_compiled(use: Use, dynamic: bool | None = None) -> None:
 @pytest.mark.parametrize("name", drawn([*LAYERS, *COMPAT], 12))
 def test_layers_compile_whole(name, dynamic):
     check_compiled({**LAYERS, **COMPAT}[name](), dynamic)
+
+
+@pytest.mark.parametrize("name", ["compat_pyg_RGCNConv", *drawn([*LAYERS, *COMPAT], 24)])
+def test_layers_compile_before_kernels_are_loaded(name, monkeypatch):
+    """A compiler cannot trace how they are loaded."""
+    alike = {**LAYERS, **COMPAT}[name]().mapped(lambda t: t.float() if t.is_floating_point() else t)
+    monkeypatch.setattr(Loaded, "asked", False)
+    torch.compiler.reset()
+    alike.run(torch.compile(alike.layer.float(), fullgraph=True, backend="eager"))
 
 
 @pytest.mark.parametrize(("mask", "place"), drawn(PAIRS, 5))

@@ -41,6 +41,9 @@ def kernels() -> Core | None:
     return Loaded.core
 
 
+setattr(kernels, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat: loading cannot be traced
+
+
 def usable(x: Tensor, edges: int) -> Core | None:
     """The kernels, if they can take x (., rows, channels): on the CPU, float32 or bfloat16, of bearable size."""
     if not x.is_cpu or x.dtype not in _STORED or x.shape[-1] > MAX_CHANNELS or max(edges, *x.shape) >= LIMIT:
