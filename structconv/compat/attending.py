@@ -119,6 +119,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         y = None if weights else attend_plainly(query, key, value, table, causal, scale, drop)
         if y is not None:
             return y, None
+        if table is None and not (weights or dropout) and is_compiling() and _fits_torch(query, key, value):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale,
+                                                  enable_gqa=key.shape[1] != heads), None
     shared = key.shape[-3] != heads
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
@@ -177,6 +180,16 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
         y, _ = fused_attention(query, key, value, mask, False, scale)
         y = y if mask is None or finite(y) else None
     return y
+
+
+def _fits_torch(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return True for (B, K, N, D), which a plan hands to torch's attention, too, but takes ten times as long to trace.
+    """
+    if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
+        return False
+    (samples, heads, *_), (of_key, groups, inputs, _) = query.shape, key.shape
+    return (samples == of_key and key.shape[:-1] == value.shape[:-1] and heads % (groups or 1) == 0 and inputs > 0
+            and query.is_floating_point() and not must_be_planned(Normalized))
 
 
 def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

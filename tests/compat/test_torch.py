@@ -684,6 +684,19 @@ def test_pools_with_ceil_mode(name: str, size: int) -> None:
     torch.testing.assert_close(converted(x), original(x))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_compiled_attention_without_masks_is_traced_without_a_plan(causal: bool, groups: int,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace of a plan takes ten times as long."""
+    q, (k, v) = torch.randn(2, 4, 6, 8), torch.randn(2, 2, groups, 6, 8)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    monkeypatch.delattr("structconv.compat.attending.apply")
+    torch.compiler.reset()
+    compiled = torch.compile(compat.scaled_dot_product_attention, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, k, v, is_causal=causal, enable_gqa=True), expected)
+
+
 @pytest.mark.parametrize(("name", "dynamic"), drawn(
     itertools.product([name for name in _RECORDED if not name.endswith("d")], [None, True]), 5))
 def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic: bool | None) -> None:
