@@ -164,6 +164,27 @@ def test_explainers_mask_the_edges(name, args, more):
     close(*actual)
 
 
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GINConv", "GATConv", "GraphConv"])
+def test_ensembles_by_vmap(name):
+    """`stack_module_state` makes batches of buffers, too: `GINConv` must not read its eps as a number."""
+    x, networks = torch.randn(5, 4), []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        networks.append(getattr(ours, name)(*((nn.Linear(4, 3),) if name == "GINConv" else (4, 3))))
+    parameters, buffers = torch.func.stack_module_state(networks)
+    y = torch.func.vmap(lambda *state: torch.func.functional_call(networks[0], state, (x, EDGES)))(parameters, buffers)
+    close(y, torch.stack([network(x, EDGES) for network in networks]))
+
+
+def test_a_fake_call_reads_no_numbers():
+    from torch._subclasses import FakeTensorMode
+
+    layer, x = ours.GINConv(nn.Linear(4, 3)), torch.randn(5, 4)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        y = layer(mode.from_tensor(x), EDGES)
+    assert y.shape == (5, 3)
+
+
 def test_summary_and_sequential():
     nets, x = pair_of_nets("GCNConv"), torch.randn(5, 4)
     assert theirs.summary(nets[0], x, EDGES) == theirs.summary(nets[1], x, EDGES)

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
+from structconv import torch_compat as private
 from structconv.bases.matrices import adjacency, lazy_adjacency
 from structconv.bases.sparse import Sparse
 from structconv.compat.pyg.edges import is_sparse, with_remaining_loops
@@ -203,7 +204,9 @@ class GINConv(Layer):
         """Return True if y is the sum over the edges and one more loop at each entry."""
         eps = self._buffers.get("eps")
         plain = eps is not None and eps.is_cpu and self._is_sum() and not (self.explain or is_compiling())
-        return plain and type(eps) is Tensor and not float(eps)
+        if not plain or type(eps) is not Tensor or private.transforms_active() or private.dispatch_modes():
+            return False  # what a transform or a fake tensor wraps has no number to read
+        return not float(eps)
 
 
 class ClusterGCNConv(Layer):
