@@ -5,7 +5,22 @@ import copy
 import pytest
 import torch
 
-from structconv import ConfigError, Dense, Depthwise, Eye, Full, Grouped, LowRank, Separable, Shared, conv
+from structconv import (
+    ConfigError,
+    Conv,
+    Dense,
+    Depthwise,
+    DotProduct,
+    Eye,
+    Full,
+    Grouped,
+    LowRank,
+    Separable,
+    Shared,
+    Shifts,
+    Window,
+    conv,
+)
 from structconv.bases.dense import Identity
 from structconv.testing import by_definition
 from structconv.weights import DepthwiseSeparable, EyeBlocks, HeadBlocks, WeightList
@@ -145,3 +160,21 @@ def test_heads_hand_on_their_blocks():
     assert torch.equal(theta.contract(r), torch.einsum("bknp,kpq->bnq", r, dense))
     assert torch.equal(theta.join(theta.heads(x)), x)
     assert torch.equal(theta.slice(1, 2).dense(), dense[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("path", [None, "operator_first"])
+def test_fixed_weights_without_numbers_take_the_dtype_of_x(dtype, path):
+    near = DotProduct(1, 4).masked(keep=Window(1)).softmax()
+    for mechanism in (Shifts([0, 1]), near | Shifts([-1]), near | DotProduct(1, 4).softmax()):
+        layer = Conv(mechanism, 6, 6, weight=EyeBlocks(), path=path, dtype=dtype)
+        x = torch.randn(2, 9, 6, dtype=dtype)
+        basis, theta = layer.basis(x).dense(dtype), layer.weight().dense().to(dtype)
+        expected = torch.einsum("...kmn,...mp,kpq->...nq", basis, x, theta) + layer.bias
+        assert layer(x).dtype == dtype
+        torch.testing.assert_close(layer(x), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-12, rtol=0)
+    part = EyeBlocks().bound(3, 6, 6)().slice(1, 3)
+    r, whole = torch.randn(2, 2, 5, 6, dtype=dtype), part.dense().to(dtype)
+    assert torch.equal(part.expand(r[:, 0]), torch.einsum("bmp,kpq->bkmq", r[:, 0], whole))
+    assert torch.equal(part.contract(r), torch.einsum("bknp,kpq->bnq", r, whole))
+    assert torch.equal(part.slice(1, 2).dense(), part.dense()[1:])

@@ -86,7 +86,7 @@ class TransposedConvolution(Kernel):
         (window, more), groups = match, _groups(problem.theta)
 
         def convolve(image: Tensor, theta: Any, bias: Tensor | None) -> Tensor:
-            blocks = _blocks(theta)
+            blocks = _blocks(theta, image)
             blocks = blocks if window.order is None else blocks[window.order]
             kernel = blocks.permute(1, 2, 3, 0).flatten(0, 1).unflatten(-1, window.kernel_size)
             return convolve_transposed(image, kernel, bias, window.stride, window.padding, more, groups,
@@ -230,7 +230,7 @@ def _convolution(window: ConvolutionWindow, like: Weight) -> Convolve:
     if isinstance(like, Full) and window.order is None:
         return _whole(window, (like.out_channels, like.in_channels, *window.kernel_size))
     groups = _groups(like)
-    return lambda image, theta, bias: window.convolve(image, _blocks(theta), groups, bias)
+    return lambda image, theta, bias: window.convolve(image, _blocks(theta, image), groups, bias)
 
 
 def _whole(window: ConvolutionWindow, shape: tuple[int, ...]) -> Convolve:
@@ -254,11 +254,11 @@ def _groups(theta: Weight) -> int:
     return theta.theta.shape[1] if isinstance(theta, Grouped) else 1
 
 
-def _blocks(theta: Weight) -> Tensor:
-    """Theta as (K, G, P / G, Q / G)."""
+def _blocks(theta: Weight, image: Tensor) -> Tensor:
+    """Theta as (K, G, P / G, Q / G), in the dtype and on the device of the image also if it has no numbers."""
     if isinstance(theta, Depthwise):
         return theta.depthwise.unsqueeze(-2)
-    return theta.theta if isinstance(theta, Grouped) else theta.dense().unsqueeze(1)
+    return theta.theta if isinstance(theta, Grouped) else theta.dense().unsqueeze(1).to(image)
 
 
 def _box(window: ConvolutionWindow, image: Tensor, size: int) -> Tensor:

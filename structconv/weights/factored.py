@@ -456,6 +456,38 @@ class EyeBlocks(_Blocks, Fixed):
         own = r.unflatten(-1, (self.size, self.head_channels)).diagonal(dim1=-4, dim2=-2)
         return plus(own.mT.flatten(-2), bias)
 
+    def slice(self, start: int, stop: int) -> Weight:
+        return _EyeBlocksOfSomeHeads.of(stop - start, self.channels, start, self.size)
+
+    def expand_flops(self) -> int:
+        return self.size * self.channels
+
+    contract_flops = expand_flops
+
+
+class _EyeBlocksOfSomeHeads(Fixed):
+    """Some heads of an `EyeBlocks`: head k copies the (first + k)-th of `blocks` blocks of channels."""
+
+    first: int = 0
+    blocks: int = 1
+
+    def _selected(self, device: torch.device | None = None) -> Tensor:
+        """The channels of each head, (K, P) of booleans."""
+        block = torch.arange(self.channels, device=device) // (self.channels // self.blocks)
+        return block == torch.arange(self.first, self.first + self.size, device=device).unsqueeze(-1)
+
+    def dense(self) -> Tensor:
+        return torch.diag_embed(self._selected().to(torch.get_default_dtype()))
+
+    def expand(self, x: Tensor) -> Tensor:
+        return torch.where(self._selected(x.device).unsqueeze(-2), x.unsqueeze(-3), 0)
+
+    def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.join(torch.where(self._selected(r.device).unsqueeze(-2), r, 0), bias)
+
+    def slice(self, start: int, stop: int) -> Weight:
+        return self.of(stop - start, self.channels, self.first + start, self.blocks)
+
     def expand_flops(self) -> int:
         return self.size * self.channels
 
