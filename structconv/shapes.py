@@ -13,8 +13,8 @@ from structconv.errors import ConfigError, ShapeError, text_of
 
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
-           "check_positive", "check_seed", "check_tensor", "concatenate", "converted", "goes_into", "layout_hint",
-           "leads_fit", "mixes", "total"]
+           "check_positive", "check_same_shape", "check_seed", "check_tensor", "concatenate", "converted", "goes_into",
+           "layout_hint", "leads_fit", "mixes", "total"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -78,6 +78,14 @@ def check_tensor(owner: str, name: str, value: object, remedy: str = "") -> None
     if value.is_nested:
         raise ShapeError(owner, f"{name} must not be nested", value.layout, f"The entries of all sequences are "
                          f"{name}.values(), with structure=Samples({name}.offsets().diff()).")
+
+
+def check_same_shape(owner: str, name: str, result: object, argument: Tensor) -> Tensor:
+    """Return the result of a function of the user's, if it has the shape of its argument."""
+    if not isinstance(result, Tensor) or result.shape != argument.shape:
+        raise ShapeError(owner, f"{name} must return a tensor of the shape of its argument, {text_of(argument.shape)}",
+                         tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__)
+    return result
 
 
 def layout_hint(x: Tensor, channels: int | None) -> str:

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 import structconv as sc
+from structconv import STRUCTURE, Conv, DotProduct, ops, tensors
 from structconv import nn as layers
-from structconv import ops, tensors
+from structconv.bases import register_normalization
 from structconv.compat import pyg
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
-from structconv.mechanisms import Score
+from structconv.mechanisms import Additive, Pair, Score
 from structconv.nn.images import to_entries, to_image
 from structconv.structures import DenseMask, EdgeSupport, Graph, Grid, KnowledgeGraph, Padding, membership, unbatch
 from tests.support.layers import LAYERS, drawn_uses, in_float32, uses
@@ -513,3 +514,28 @@ def test_no_error_writes_a_tuple_of_sizes():
              and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "tuple"
              and "testing" not in path.parts]
     assert not wrong
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize(("expression", "message"), [
+    (Pair(torch.nn.Linear(8, 3), heads=2).softmax(), r"Pair: the module must map .*K=2.*got .*3\)"),
+    (Pair(torch.nn.Linear(8, 4), heads=2).masked(keep=STRUCTURE).softmax(), r"Pair: the module must map .*K=2"),
+    (Additive(4, 2, activation=torch.nn.functional.glu).softmax(), "activation must return a tensor of the shape"),
+    (DotProduct(2, 3).normalize(lambda scores, keep, dim: scores.sum(dim)), "normalize: the function must return"),
+    (DotProduct(2, 3).masked(keep=STRUCTURE).normalize(lambda scores, keep, dim: scores.sum(dim)),
+     "normalize: the function must return a tensor of the shape of its argument"),
+    (DotProduct(2, 3).masked(keep=STRUCTURE).normalize(lambda scores, keep, dim: scores.sum(dim, keepdim=True)),
+     "normalize: the function must return a tensor of the shape of its argument"),
+    (DotProduct(2, 3, feature=lambda t: t[None]).normalize("sum"), "feature must change no size but the last"),
+    (DotProduct(2, 3, feature=lambda t: t.mean(-2, keepdim=True)).softmax(), "feature must change no size but"),
+])
+def test_functions_of_the_user_must_keep_the_shape(expression, message, lead):
+    graph = Grid(6).graph() if "STRUCTURE" in repr(expression) else None
+    layer = Conv(expression, 4, 4)
+    with pytest.raises(ShapeError, match=message):
+        layer(torch.randn(*lead, 6, 4), structure=graph)
+
+
+def test_a_registered_normalization_must_be_a_function():
+    with pytest.raises(ConfigError, match=r"one of \(scores, keep, dim\)"):
+        register_normalization("nothing", None)

@@ -15,9 +15,9 @@ from torch import Tensor
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Pairs, normalized
 from structconv.bases.pairwise import Pairwise, both, complete, entries, listed_graph, reach
-from structconv.errors import ShapeError, text_of
+from structconv.errors import ShapeError
 from structconv.primitives.hashing import hash_uniform
-from structconv.shapes import broadcast
+from structconv.shapes import broadcast, check_same_shape
 from structconv.structures.graph import Graph, distinct
 from structconv.structures.masks import joined
 from structconv.structures.samples import Restriction
@@ -295,11 +295,7 @@ class Mapped(Unary):
 
     def evaluate(self, pairs: Pairs) -> Tensor:
         entries = self.child.evaluate(pairs)
-        result = self.fn(entries)
-        if not isinstance(result, Tensor) or result.shape != entries.shape:
-            raise ShapeError("map", f"fn must return a tensor of the shape of its argument, {text_of(entries.shape)}",
-                             tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__)
-        return result
+        return check_same_shape("map", "fn", self.fn(entries), entries)
 
     def __repr__(self) -> str:
         return f"{self.child!r}.map({getattr(self.fn, '__name__', self.fn)})"

@@ -21,7 +21,7 @@ from structconv.derived import derived
 from structconv.errors import ConfigError
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.segments import masked_softmax
-from structconv.shapes import check_not_traced, check_positive
+from structconv.shapes import check_not_traced, check_positive, check_same_shape
 from structconv.structures.graph import Graph
 from structconv.structures.supports import Support
 from structconv.structures.values import FrozenValue, structure
@@ -42,7 +42,7 @@ def register_normalization(name: str, function: Normalization) -> None:
             operations, and reads no tensor that is trained.
 
     Raises:
-        ConfigError: if the name is taken.
+        ConfigError: if the name is taken, or `function` is not a function.
 
     Example:
 
@@ -54,6 +54,8 @@ def register_normalization(name: str, function: Normalization) -> None:
     """
     if name in NORMALIZATIONS or name in _REGISTERED:
         raise ConfigError("register_normalization", "name must be new", repr(name))
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        raise ConfigError("register_normalization", "function must be one of (scores, keep, dim)", repr(function))
     _REGISTERED[name] = function
 
 
@@ -213,7 +215,7 @@ class NormalizedBy(_Weights):
     over: str
 
     def of_group(self, scores: Tensor, keep: Tensor, dim: int) -> Tensor:
-        return self.fn(scores, keep, dim)
+        return check_same_shape("normalize", "the function", self.fn(scores, keep, dim), scores)
 
     def __repr__(self) -> str:
         return f"{self.child!r}.normalize({getattr(self.fn, '__name__', self.fn)}, over={self.over!r})"

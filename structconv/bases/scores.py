@@ -23,7 +23,7 @@ from structconv.derived import values_known
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
-from structconv.shapes import broadcast
+from structconv.shapes import broadcast, check_same_shape
 from structconv.structures.graph import Graph
 from structconv.structures.samples import Restriction
 from structconv.structures.supports import EdgeSupport, Support
@@ -265,7 +265,9 @@ class Additive(SourceTarget, Score):
         def score(source: Tensor, target: Tensor, vector: Tensor, *trained: Tensor) -> Tensor:
             supply = iter(trained)
             activation = map_tensors(self.activation, lambda _: next(supply))
-            return (activation(source + target) @ vector.view(shape)).squeeze(-1)
+            units = source + target
+            return (check_same_shape("Additive", "activation", activation(units), units) @ vector.view(shape)
+                    ).squeeze(-1)
 
         return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, read),
                         self.source, self.target)
@@ -311,6 +313,11 @@ class PairFunction(SourceTarget, Score):
     def evaluate(self, pairs: Pairs) -> Tensor:
         def score(source: Tensor, target: Tensor, *parameters: Tensor) -> Tensor:
             a = self.fn(parameters, source, target)
+            lead = broadcast(source.shape[:-1], target.shape[:-1])
+            if tuple(a.shape) != (*lead, self.heads):
+                raise ShapeError("Pair", f"the module must map (..., {source.shape[-1] + target.shape[-1]}) to "
+                                 f"(..., K={self.heads}), here {(*lead, self.heads)}", tuple(a.shape),
+                                 "K is the number of heads: Pair(module, heads=K).")
             return a.movedim(-1, -2 if isinstance(pairs, Edges) else -3)
 
         def combine(source: Tensor, target: Tensor) -> Tensor:

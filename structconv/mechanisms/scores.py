@@ -21,7 +21,7 @@ from structconv.bases import scores as values
 from structconv.bases.base import Basis
 from structconv.bases.entrywise import Mapped, Masked
 from structconv.bases.tree import Function, Projected, Rotated, Shared, Term, tensor
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import expand_heads, linear, split_heads
@@ -145,7 +145,7 @@ class DotProduct(Score):
         heads: K. dim: D, channels of a head; P // heads where only `heads` is given.
         shared_by: the number of consecutive heads that share a key (grouped queries); divides `heads`.
         bias: if True, the projections have a bias.
-        rotary: if True, rotate queries and keys by their positions (`Rotary`).
+        rotary: a `Rotary`, which rotates queries and keys by their positions.
         feature: a map of each query and key, channels last, before the product; a positive one with `normalize("sum")`
             is linear attention (Katharopoulos et al. 2020), which the planner computes in O(M + N).
         on: "entries"; or "projected": <Theta_k^T z_n, Theta_k^T x_m>, without projections of its own.
@@ -210,7 +210,16 @@ class DotProduct(Score):
     def _mapped(self, query: Tensor, positions: Tensor | None) -> Tensor:
         """Queries or keys at these positions, rotated and through the feature map."""
         query = query if self.rotary is None else self.rotary(query, positions)
-        return query if self.feature is None else self.feature(query)
+        return query if self.feature is None else self._features(query)
+
+    def _features(self, query: Tensor) -> Tensor:
+        assert self.feature is not None
+        features = self.feature(query)
+        if not isinstance(features, Tensor) or features.shape[:-1] != query.shape[:-1]:
+            raise ShapeError("DotProduct", "feature must change no size but the last of its argument, "
+                             f"{text_of(query.shape)}",
+                             tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__)
+        return features
 
     @property
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
