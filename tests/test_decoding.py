@@ -11,11 +11,13 @@ from structconv import (
     Adjacency,
     ALiBi,
     DotProduct,
+    Grid,
     Identity,
     LowRank,
     Mechanism,
     RelativeBias,
     Rotary,
+    Shifts,
     Uniform,
 )
 from structconv.bases import Bilinear
@@ -473,3 +475,14 @@ def test_the_suite_appends_entries_one_by_one():
                 law()
         else:
             law()
+
+
+@pytest.mark.parametrize("mechanism", [Shifts([-1, 1]), Adjacency(None), DotProduct(2, 3).softmax().outer(Shifts([1]))])
+@pytest.mark.parametrize("positions", [5, torch.tensor([4, 6]), torch.tensor([[0, 9], [1, 2]])])
+def test_positions_beyond_the_outputs_raise_an_error(mechanism, positions):
+    layer, x, graph = Conv(mechanism, 4, 4), torch.randn(2, 6, 4), Grid(6).graph()
+    structure = graph if isinstance(mechanism, Adjacency) else None
+    with pytest.raises(StructureError, match="positions must be below the number of outputs, 6; got"):
+        layer(x, structure, z=x[:, :2], positions=positions)
+    right = layer(x, structure, z=x[:, [5, 0]], positions=torch.tensor([5, 0]))
+    torch.testing.assert_close(right, layer(x, structure)[:, [5, 0]])

@@ -12,7 +12,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import OverChild
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
-from structconv.derived import Owner
+from structconv.derived import Owner, values_known
 from structconv.errors import StructureError
 from structconv.shapes import broadcast
 from structconv.structures.output_positions import OutputPositions
@@ -122,10 +122,21 @@ class Selected(_Placed):
 
     def _select(self, y: Tensor, axis: int, heads: bool) -> Tensor:
         """The outputs at the positions, of all along an axis."""
-        if self.output_positions.positions is None:
-            return y.narrow(axis, self.output_positions.first, self.outputs)
-        index = self.output_positions.positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
+        first, positions, all_outputs = self.output_positions.first, self.output_positions.positions, y.shape[axis]
+        if positions is None:
+            if first + self.outputs > all_outputs:
+                raise _beyond(all_outputs, f"{first} to {first + self.outputs - 1}")
+            return y.narrow(axis, first, self.outputs)
+        # torch.take_along_dim counts from 0 again where an index is too large
+        if positions.is_cpu and values_known(positions) and positions.numel() and int(positions.max()) >= all_outputs:
+            raise _beyond(all_outputs, int(positions.max()))
+        index = positions.to(y.device, torch.int64).unsqueeze(-3 - axis)
         index = index.unsqueeze(-3) if heads else index
         axes = max(y.dim(), index.dim())
         y, index = y[(None,) * (axes - y.dim())], index[(None,) * (axes - index.dim())]
         return torch.take_along_dim(y, index, axis)
+
+
+def _beyond(all_outputs: int, got: int | str) -> StructureError:
+    return StructureError("positions", f"positions must be below the number of outputs, {all_outputs}", got,
+                          "Without z there are as many outputs as inputs: for fewer call layer(x, z=z, positions=...).")
