@@ -80,8 +80,14 @@ def _collated(items: list[Any], counts: list[dict[str, int]], stacked: frozenset
         return _collated(column, [{} for _ in column] if place in stacked else counts, stacked, shared)
 
     if isinstance(first, Mapping):
+        if any(item.keys() != first.keys() for item in items):
+            raise StructureError("collate", "all samples must have the same keys", ", ".join(
+                sorted({repr(list(item)) for item in items})))
         return {key: of(key, [item[key] for item in items]) for key in first}
     if isinstance(first, tuple | list):
+        if any(len(item) != len(first) for item in items):
+            raise StructureError("collate", "all samples must have the same number of parts", ", ".join(
+                map(str, sorted({len(item) for item in items}))))
         parts = [of(place, list(column)) for place, column in enumerate(zip(*items, strict=True))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return torch.utils.data.default_collate(items)

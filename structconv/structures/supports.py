@@ -364,7 +364,8 @@ class DenseMask(Support):
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         *_, inputs, outputs = self.keep.shape
         if inputs != num_inputs or (num_outputs is not None and num_outputs != outputs):
-            raise StructureError(owner, f"a mask of pairs must have shape (..., M={num_inputs}, N={num_outputs})",
+            raise StructureError(owner, f"a mask of pairs must have shape (..., M={num_inputs}, "
+                                 f"{'N' if num_outputs is None else f'N={num_outputs}'})",
                                  tuple(self.keep.shape), "A mask of the inputs of a batch, (..., M), goes as "
                                  "Padding(keep)." if outputs == num_inputs else "")
 

@@ -156,3 +156,13 @@ def test_any_structure_can_belong_to_a_module(name):
     same(held(), STRUCTURES[name])
     assert len(held.state_dict()) == len(tensors_in(STRUCTURES[name]))
     assert not StructureBuffer(STRUCTURES[name], persistent=False).state_dict()
+
+
+@pytest.mark.parametrize(("samples", "message"), [
+    ([{"x": torch.zeros(2)}, {"y": torch.zeros(2)}], "all samples must have the same keys"),
+    ([{"x": torch.zeros(2)}, {"x": torch.zeros(2), "y": torch.zeros(2)}], "all samples must have the same keys"),
+    ([(torch.zeros(2), 1), (torch.zeros(2),)], "all samples must have the same number of parts; got 1, 2"),
+])
+def test_samples_of_other_parts_raise_an_error(samples, message):
+    with pytest.raises(StructureError, match=message):
+        collate(samples)
