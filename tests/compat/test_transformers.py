@@ -459,6 +459,11 @@ def test_what_does_not_use_the_interface_is_named(registration: compat.Registrat
     assert registration.check(model) == ["transformer.h.0.self_attention", "transformer.h.1.self_attention"]
     mixed = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES))
     assert registration.check(mixed) == ["head.attention"]
+    sizes = {"context_length": 16, "patch_length": 4, "d_model": 8}
+    gates = transformers.PatchTSMixerModel(transformers.PatchTSMixerConfig(**sizes))
+    assert registration.check(gates) == []  # "GatedAttention" multiplies its input by the softmax of a linear layer
+    own = transformers.LxmertModel(transformers.LxmertConfig(**SIZES, l_layers=1, x_layers=1, r_layers=1))
+    assert not any(name.endswith("output") for name in registration.check(own))  # "AttentionOutput" is a linear layer
 
 
 @pytest.mark.parametrize("name", ["xglm", "blip text", "git"])

@@ -38,14 +38,15 @@ class Registration:
     def check(self, model: nn.Module) -> list[str]:
         """Return the names of the attention modules of a model that do not use the interface: they stay as they are.
 
-        A module counts as attention if "Attention" is in the name of its class. It uses the interface if its forward
-        pass, or that of a module within it or around it, calls `ALL_ATTENTION_FUNCTIONS`.
+        A module counts as attention if "Attention" is in the name of its class, and it has more than one square matrix,
+        which is a gate or an output. It uses the interface if its forward pass, or that of a module within it or around
+        it, calls `ALL_ATTENTION_FUNCTIONS`.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError("check", "model must be a torch.nn.Module", repr(model), class_remedy(model))
         routed = self.routed(model)
         others = [name for name, module in model.named_modules()
-                  if "Attention" in type(module).__name__ and next(module.parameters(), None) is not None
+                  if "Attention" in type(module).__name__ and not _is_projection(module)
                   and not any(_encloses(name, inner) or _encloses(inner, name) for inner in routed)]
         return [name for name in others if not any(_encloses(name, inner) and name != inner for inner in others)]
 
@@ -278,6 +279,13 @@ def _collector() -> Any:
     from transformers.utils import output_capturing
 
     return getattr(output_capturing, "_active_collector", None)
+
+
+def _is_projection(module: nn.Module) -> bool:
+    """Return True for a module without parameters, or with one matrix, as many rows as columns: a gate or an output."""
+    parameters = list(module.parameters())
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    return not parameters or (len(matrices) == 1 and matrices[0].shape[0] == matrices[0].shape[1])
 
 
 def _routes(kind: type) -> bool:
