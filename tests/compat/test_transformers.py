@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import subprocess
 import sys
 from typing import Any
 
@@ -452,6 +453,29 @@ def test_generation_is_two_compiled_programs(name: str) -> None:
                                   backend=lambda graph, _: programs.append(graph) or graph.forward)
     assert torch.equal(model.generate(words, **options), expected)
     assert len(programs) == 2  # the prompt, and all steps
+
+
+def test_compilation_does_not_warn() -> None:
+    """In another process, since the compiler gives each of its warnings once."""
+    program = f"""
+import warnings
+import torch, transformers
+from structconv.compat.transformers import register
+register()
+words = torch.tensor([[1, 2, 3, 4, 5]])
+for name in ("Splinter", "Mistral"):  # modules without `is_causal`, and with a window
+    config = getattr(transformers, name + "Config")(**{ {**GROUPED, "num_hidden_layers": 1}!r}, sliding_window=2,
+                                                    question_token_id=3)
+    model = getattr(transformers, name + "Model")(config).eval()
+    model.set_attn_implementation("structconv")
+    expected = model(words)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        actual = torch.compile(model, fullgraph=True, backend="eager")(words)[0]
+    torch.testing.assert_close(actual, expected)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_what_does_not_use_the_interface_is_named(registration: compat.Registration) -> None:

@@ -21,6 +21,8 @@ __all__ = ["NAME", "Registration", "StructureMask", "attention", "mask", "regist
 
 #: The name of the implementation in transformers.
 NAME = "structconv"
+#: The module of transformers whose `_active_collector`, a variable of the context, is what hooks collect.
+_CAPTURING = "transformers.utils.output_capturing"
 
 
 class Registration:
@@ -106,7 +108,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
             model selects; negative ones select none. All others are ignored.
     """
     outputs, heads = query.shape[2], module._modules.get("structured_heads")
-    collector = _collector()
+    collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
     collected = None if collector is None else collector.get()
     need_weights = bool(options.get("output_attentions") or (
         collected and any("attentions" in name for name in collected)))
@@ -263,22 +265,8 @@ def _closure_value(function: Any, maker: Callable[..., Any], name: str) -> Any:
     return inspect.getclosurevars(function).nonlocals.get(name)
 
 
-@cache
-def _masking() -> Any:
-    from transformers import masking_utils
-
-    return masking_utils
-
-
-setattr(_masking, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
-
-
-@cache
-def _collector() -> Any:
-    """The collection of transformers' hooks, a variable of the context."""
-    from transformers.utils import output_capturing
-
-    return getattr(output_capturing, "_active_collector", None)
+def _masking() -> Any:  # without `functools.cache`, of which `torch.compile` warns where it traces the function
+    return sys.modules["transformers.masking_utils"]
 
 
 def _is_projection(module: nn.Module) -> bool:
@@ -353,15 +341,20 @@ def _reads(files: Collection[str], named: bool, sdpa: bool, backend: bool) -> bo
 setattr(_declared, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 
-@cache
+#: Class of attention modules -> what `_is_causal_by_default` returned.
+_CAUSAL: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
 def _is_causal_by_default(kind: type) -> bool:
     """Return False if the file that defines the first class of an attention module has no word "causal".
 
     "sdpa" takes each module without `is_causal` for causal, which encoders that support "eager" only do not expect.
     """
-    roots = [base for base in kind.__mro__ if "forward" in vars(base) and base is not nn.Module]
-    text = source_of(sys.modules.get(roots[-1].__module__)) if roots else ""
-    return not text or "causal" in text.lower()
+    if kind not in _CAUSAL:
+        roots = [base for base in kind.__mro__ if "forward" in vars(base) and base is not nn.Module]
+        text = source_of(sys.modules.get(roots[-1].__module__)) if roots else ""
+        _CAUSAL[kind] = not text or "causal" in text.lower()
+    return _CAUSAL[kind]
 
 
 setattr(_is_causal_by_default, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
