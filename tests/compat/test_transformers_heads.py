@@ -205,6 +205,19 @@ def test_trained_heads_are_loaded_as_saved(name: str, tmp_path: Any) -> None:
         torch.testing.assert_close(again[key], part, rtol=0, atol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "clip"])  # the second has a configuration for each part
+def test_other_heads_are_not_left_out_silently(name: str, tmp_path: Any) -> None:
+    """With another implementation they would be: it is refused, and not the default."""
+    own, _ = replace(_model(name), "additive")
+    own.save_pretrained(tmp_path)
+    given = {"input_ids": _words(), **({"pixel_values": torch.ones(2, 3, 16, 16)} if name == "clip" else {})}
+    torch.testing.assert_close(type(own).from_pretrained(tmp_path)(**given)[0], own(**given)[0])
+    check_refused(
+        (ConfigError, "eager", lambda: type(own).from_pretrained(tmp_path, attn_implementation="eager")),
+        (ConfigError, "sdpa", lambda: own.set_attn_implementation("sdpa")))
+
+
 def test_adapters_train_other_heads(tmp_path: Any) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["structured_heads"])

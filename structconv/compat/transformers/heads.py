@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from structconv.bases.positions import Lookup
 from structconv.compat.attending import Mask, attend
 from structconv.compat.conversion import Report, Walk, pretrained_in, replaced
-from structconv.compat.transformers.interface import register, source_of
+from structconv.compat.transformers.interface import NAME, register, source_of
 from structconv.errors import ConfigError
 from structconv.mechanisms.scores import drawn
 from structconv.shapes import check_choice, check_natural, check_positive
@@ -145,8 +145,17 @@ class _OtherHeads:
     """Mixin of a model with other heads."""
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        if getattr(config, ENTRY, None):
+            register()
+            if config._attn_implementation is None:  # the default of transformers would leave the heads out
+                config._attn_implementation = NAME
         super().__init__(config, *args, **options)  # type: ignore[call-arg]
         _install(cast(nn.Module, self), getattr(config, ENTRY, None) or {})
+        _check_implementation(self)
+
+    def set_attn_implementation(self, *args: Any, **options: Any) -> None:
+        super().set_attn_implementation(*args, **options)  # type: ignore[misc]
+        _check_implementation(self)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Group):  # transformers also calls it for modules whose parameters it has loaded
@@ -331,6 +340,15 @@ def _install(model: nn.Module, chosen: Mapping[str, Sequence[Mapping[str, Any]]]
                            options={name: group[name] for name in KINDS[group["kind"]]}) for group in groups)
         like = next(p for p in module.parameters() if p.is_floating_point())
         setattr(module, CHILD, heads_of_group.to(like.device, like.dtype).train(module.training))
+
+
+def _check_implementation(model: Any) -> None:
+    """Raise an error if an attention module runs another implementation, which would leave its heads out silently."""
+    for path in getattr(model.config, ENTRY, None) or {}:
+        own = getattr(model.get_submodule(path), "config", model.config)._attn_implementation
+        if own != NAME:
+            raise ConfigError("with_heads", f'attention with other heads must run on "{NAME}"', repr(own),
+                              f'Pass attn_implementation="{NAME}", or use the model from before `replace`.')
 
 
 def _refusal(path: str, module: nn.Module) -> str | None:
