@@ -266,6 +266,28 @@ def test_batches_are_the_seeds_and_not_the_workers(options):
     assert sorted(torch.cat([batch.n_id[:batch.batch_size] for batch in epochs[0][1]]).tolist()) == list(range(NODES))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_epoch_after_one_that_stopped_early_is_the_seed_and_not_the_workers(workers):
+    epochs = []
+    for options in ({}, {"num_workers": workers, "prefetch_factor": 9}):
+        loader = NeighborLoader(graph(), [3], batch_size=16, shuffle=True, seed=7, **options)
+        next(iter(loader))
+        epochs.append([batch.n_id.tolist() for batch in loader])
+    assert epochs[0] == epochs[1]
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 1, "sampler": [0] * 200}, {"batch_sampler": [[0]] * 200},
+                                     {"batch_size": None, "sampler": [[0]] * 200}])
+def test_positions_that_a_sampler_repeats_get_other_neighbors(options):
+    """Each of six edges is drawn about 33 times; the bound is that of p = 10^-5 with five degrees of freedom."""
+    loader = NeighborLoader(_star(6), [1], seed=2, **options)
+    batches = [batch.e_id.item() for batch in loader]
+    counts = torch.tensor(batches).bincount(minlength=6)
+    assert _chi_square(counts, 200 / 6, 200 / 6) < 31
+    assert batches[0] == loader([0]).e_id.item()
+    assert batches != [batch.e_id.item() for batch in loader]
+
+
 def _chi_square(counts, expected, variance):
     return float(((counts - expected) ** 2 / variance).sum())
 
@@ -333,6 +355,15 @@ def typed() -> SimpleNamespace:
         data[kind].edge_index = torch.stack([torch.randint(size, (150,), generator=generator) for size in sizes])
         data[kind].edge_attr = torch.arange(150)
     return data
+
+
+def test_times_of_a_type_that_has_another_number_of_edges_are_refused():
+    whole = pytest.importorskip("torch_geometric.data").HeteroData(node={"num_nodes": 3})
+    for name, length in (("near", 2), ("far", 1)):
+        whole["node", name, "node"].edge_index = torch.tensor([[0, 1], [1, 2]])
+        whole["node", name, "node"].time = torch.arange(length)
+    with pytest.raises(StructconvError, match=r"'time' of .*'far'.* must have the length 2; got"):
+        NeighborLoader(whole, [1], "node", input_time=torch.arange(3), time_attr="time")
 
 
 @pytest.mark.parametrize("timed", [False, True])
@@ -620,6 +651,12 @@ WRONG = {
              "directional"),
     "whole": (lambda: blocks(next(iter(NeighborLoader(WHOLE, [1]))), num_nodes=0), StructureError,
               "num_nodes=0"),
+    "no list": (lambda: NeighborLoader(WHOLE, 5), ConfigError, "num_neighbors must be a list"),
+    "few nodes": (lambda: NeighborLoader(
+        SimpleNamespace(edge_index=WHOLE.edge_index, num_nodes=2, is_edge_attr=bool), [1]),
+              StructureError, "^NeighborLoader: edge_index must be"),
+    "no output": (lambda: next(iter(NeighborLoader(typed(), [1], "paper", transform_sampler_output=str))), ConfigError,
+               "must return a SamplerOutput"),
     "numbers": (lambda: blocks(replace(next(iter(NeighborLoader(WHOLE, [1]))), n_id=None), num_nodes=4), ConfigError,
                 "needs batch.n_id"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -42,9 +43,18 @@ class _Positions:
         return key
 
 
+class _Shuffled(RandomSampler):
+    """All positions in random order, drawn when an epoch starts: torch's class draws another order when it ends, so
+    that the epoch after one that stopped early would depend on how far workers were ahead."""
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self.generator or torch.Generator().manual_seed(_number(None))
+        yield from torch.randperm(len(self.data_source), generator=generator).tolist()
+
+
 class _Numbered:
     """The positions of a sampler, or with `batches` its lists of positions, each with a random number of the epoch, so
-    that workers need no state."""
+    that workers need no state. The number of a position that comes again is another, so that equal batches differ."""
 
     def __init__(self, positions: Any, generator: torch.Generator | None, batches: bool) -> None:
         self.positions, self.generator, self.batches = positions, generator, batches
@@ -54,14 +64,21 @@ class _Numbered:
 
     def __iter__(self) -> Iterator[Any]:
         epoch = _number(self.generator)
+        if type(self.positions) in (_Shuffled, SequentialSampler):  # each position once
+            for position in self.positions:
+                yield epoch, position
+            return
+        seen: Counter[int] = Counter()
         for position in self.positions:
+            keys = []
             try:
-                number: Any = [(epoch, operator.index(p)) for p in position] if self.batches else (
-                    epoch, operator.index(position))
+                for key in map(operator.index, position if self.batches else (position,)):
+                    keys.append(((epoch + seen[key]) % 2**63, key))
+                    seen[key] += 1
             except TypeError as error:
                 raise ConfigError(_OWNER, "sampler must yield integers, batch_sampler lists of integers",
                                   repr(position)) from error
-            yield number
+            yield keys if self.batches else keys[0]
 
 
 def _number(generator: torch.Generator | None) -> int:
@@ -114,7 +131,7 @@ class Loader(DataLoader[Any]):
         else:
             if sampler is None:
                 shuffled = shuffle and length > 0
-                sampler = RandomSampler(positions, generator=own) if shuffled else SequentialSampler(positions)
+                sampler = _Shuffled(positions, generator=own) if shuffled else SequentialSampler(positions)
             options["sampler"] = _Numbered(sampler, own, options.get("batch_size", 1) is None)
         try:
             super().__init__(positions, collate_fn=self._collate, generator=generator,  # type: ignore[arg-type]

@@ -248,12 +248,21 @@ class _Geometric(Source):
         return index
 
     def node_value(self, kind: NodeType, name: str) -> Tensor | None:
-        store = self.store(self.data, kind)
-        return store[name] if name in store and store.is_node_attr(name) else None
+        return self._value(kind, name, "is_node_attr", self.num_nodes(kind))
 
     def edge_value(self, kind: EdgeType, name: str) -> Tensor | None:
+        return self._value(kind, name, "is_edge_attr", self.edge_index(kind).shape[1])
+
+    def _value(self, kind: Key, name: str, belongs: str, length: int) -> Tensor | None:
         store = self.store(self.data, kind)
-        return store[name] if name in store and store.is_edge_attr(name) else None
+        if name not in store:
+            return None
+        if getattr(store, belongs)(name):
+            return store[name]
+        if self.typed:  # an attribute of `Data` may be one of nodes or of edges
+            raise ShapeError("NeighborLoader", f"{name!r} of {kind!r} must have the length {length}",
+                             getattr(store[name], "shape", type(store[name]).__name__))
+        return None
 
     def on_gpu(self) -> bool:
         stores = [self.store(self.data, kind) for kind in (*self.node_types, *self.edge_types)]
@@ -262,6 +271,9 @@ class _Geometric(Source):
     def transformed(self, subgraph: Subgraph, transform: Callable[[Any], Any]) -> Subgraph:
         metadata = tuple(value for name, value in subgraph.inputs.items() if name != "batch_size")
         output = transform(sampler_output(subgraph, self.typed, metadata))
+        if not all(hasattr(output, name) for name in _OUTPUTS):
+            raise ConfigError("NeighborLoader", "transform_sampler_output must return a SamplerOutput, or of typed "
+                              "nodes a HeteroSamplerOutput", type(output).__name__)
         parts = {own: getattr(output, name) for name, own in _OUTPUTS.items()}
         if not self.typed:
             kinds = {own: next(iter(getattr(subgraph, own) or {PLAIN_NODE: None})) for own in parts}

@@ -67,7 +67,11 @@ def in_edges(edge_index: Tensor, sizes: tuple[int, int], *, edge_times: Tensor |
         indptr = torch.searchsorted(target.contiguous(), starts, out_int32=source.dtype is torch.int32)
         index = source.contiguous()
     elif edge_times is None and node_times is None:
-        indptr, index, order = layouts(edge_index, *sizes)[0]
+        try:
+            indptr, index, order = layouts(edge_index, *sizes)[0]
+        except (ShapeError, StructureError) as error:
+            error.rename("NeighborLoader")
+            raise
         order = order.to(index.dtype)
     else:
         times = edge_times if edge_times is not None else node_times[source]  # type: ignore[index]
@@ -272,9 +276,9 @@ def _make_bidirectional(subgraph: Subgraph, reverses: Mapping[EdgeType, EdgeType
 
 def _fanouts(fanouts: Any, relations: Mapping[EdgeType, InEdges]) -> dict[EdgeType, list[int]]:
     """Return the numbers of neighbors of each relation; also takes PyTorch Geometric's `NumNeighbors`."""
-    expected, default = "-1 (all) or a number of edges for each hop", ()
+    expected, default = "a list with -1 (all) or a number of edges for each hop", ()
     if isinstance(fanouts, Tensor):
-        raise ConfigError("NeighborLoader", f"num_neighbors must be a list of {expected}", "a tensor")
+        raise ConfigError("NeighborLoader", f"num_neighbors must be {expected}", "a tensor")
     if hasattr(fanouts, "get_mapped_values"):  # whose types of edges are strings
         kinds = {"__".join(map(str, kind)): kind for kind in relations}
         fanouts, default = fanouts.values, fanouts.default or ()

@@ -49,6 +49,7 @@ class Exchange:
         Raises:
             StructureError: some edges have the attribute `attr`, and others not; or attributes are not numbers.
         """
+        _check_source("Graph.from_networkx", "a graph of NetworkX", graph, "is_directed", "nodes")
         side = dict(graph.nodes(data="bipartite"))
         bipartite = (graph.is_directed() and len(side) > 0 and {0, 1}.issuperset(side.values())
                      and all(side[a] == 0 and side[b] == 1 for a, b in graph.edges()))
@@ -121,7 +122,9 @@ class Exchange:
 
         O(E).
         """
-        owner, noted = "Graph.from_pandas", dict(frame.attrs.get("structconv", {}))
+        owner = "Graph.from_pandas"
+        _check_source(owner, "a pandas.DataFrame", frame, "attrs", "columns")
+        noted = dict(frame.attrs.get("structconv", {}))
         if edge_attr is None:
             own = [f"edge_attr_{a}" for a in range(noted.get("attributes", 0))] or [
                 name for name in frame.columns if isinstance(name, str) and name.startswith("edge_attr_")]
@@ -194,7 +197,12 @@ class Exchange:
                                  f"{type(matrix).__name__} {getattr(matrix, 'shape', '')}".strip())
         coo = matrix.tocoo()
         index = torch.stack([torch.as_tensor(coo.row).long(), torch.as_tensor(coo.col).long()])
-        return cls._from_matrix(index, torch.as_tensor(coo.data), *coo.shape)
+        try:
+            values = torch.as_tensor(coo.data)
+        except TypeError as error:
+            raise StructureError("Graph.from_scipy", "matrix must hold numbers of a dtype that torch has",
+                                 str(coo.data.dtype), "Convert it, for example matrix.astype(float).") from error
+        return cls._from_matrix(index, values, *coo.shape)
 
     def to_scipy(self) -> Any:
         """To a `scipy.sparse.coo_array` A (M, N), duplicates kept, ones where unweighted. Needs scipy. O(E)."""
@@ -289,6 +297,7 @@ class Exchange:
         types are the same. Tensors are shared. Pass a layer the graphs that its expression names:
         `layer(x, structure={name: graphs[name]})`.
         """
+        _check_source("Graph.from_hetero_data", "a HeteroData", data, "edge_types", "node_types")
         result: dict[str, Self] = {}
         for kind in data.edge_types:
             edges, sizes = data[kind], [data[kind[at]].num_nodes for at in (0, -1)]
@@ -303,12 +312,13 @@ class Exchange:
 
         Edges come in the order of their numbers. `graph.edata[weight]`, if there, becomes `edge_weight`, and
         `graph.edata[attr]` becomes `edge_attr`. A graph between two types of nodes is bipartite; one that
-        `dgl.batch` made is a `batch`, whose samples stay separate. Of a graph with several types of edges give one:
-        `Graph.from_dgl(graph["follows"])`.
+        `dgl.batch` made is a `batch`, whose samples stay separate. A block of DGL, as its loaders yield, is bipartite.
+        Of a graph with several types of edges give one: `Graph.from_dgl(graph["follows"])`.
 
         Raises:
             StructureError: there are several types of edges, or a batch is bipartite.
         """
+        _check_source("Graph.from_dgl", "a DGLGraph", graph, "canonical_etypes", "edges")
         kinds = graph.canonical_etypes
         if len(kinds) != 1:
             raise StructureError("Graph.from_dgl", "the graph must have one type of edges", kinds,
@@ -320,8 +330,8 @@ class Exchange:
                 raise StructureError("Graph.from_dgl", "a batch must be of one type of nodes", (source, target),
                                      "Convert the graphs of dgl.unbatch(graph), then structconv.batch them.")
             samples = MAKERS["samples"](graph.batch_num_nodes())
-        return cls(torch.stack(graph.edges(order="eid")), num_inputs=graph.num_nodes(source),
-                   num_outputs=graph.num_nodes(target), edge_weight=floating(graph.edata.get(weight)),
+        return cls(torch.stack(graph.edges(order="eid")), num_inputs=graph.num_src_nodes(source),
+                   num_outputs=graph.num_dst_nodes(target), edge_weight=floating(graph.edata.get(weight)),
                    edge_attr=graph.edata.get(attr), samples=samples)
 
     def to_dgl(self, weight: str = "weight", attr: str = "edge_attr") -> Any:
@@ -379,6 +389,12 @@ def require(module: str, owner: str, extra: str = "graph") -> Any:
         requirement = f"'structconv[{extra}]'" if extra else package
         raise ConfigError(owner, f"{package} must be installed", str(error),
                           f"Install it with: pip install {requirement}.") from error
+
+
+def _check_source(owner: str, expected: str, value: Any, *attributes: str) -> None:
+    """Raise `StructureError` unless another library's object has these attributes."""
+    if not all(hasattr(value, name) for name in attributes):
+        raise StructureError(owner, f"the argument must be {expected}", type(value).__name__)
 
 
 def samples_of(data: Any) -> Any:

@@ -348,3 +348,27 @@ def test_a_layer_over_a_graph_of_dgl_has_the_sums_of_dgl(bipartite):
     layer = Conv(Adjacency(normalize=None), 5, 5, weight=Eye(), bias=False)
     y = layer(x, structure=Graph.from_dgl(other, weight="w"))
     torch.testing.assert_close(y, other.dstdata["y"])
+
+
+def test_blocks_of_dgl_are_bipartite():
+    dgl = imported_dgl()
+    whole = dgl.graph((torch.tensor([0, 1, 3]), torch.tensor([1, 2, 2])), num_nodes=4)
+    seeds = torch.tensor([2])
+    block = dgl.to_block(dgl.in_subgraph(whole, seeds), seeds)
+    assert repr(Graph.from_dgl(block)) == "Graph(M=3, N=1, E=2, int64)"
+
+
+@pytest.mark.parametrize("name, expected", [("from_networkx", "a graph of NetworkX"), ("from_pandas", "DataFrame"),
+                                            ("from_hetero_data", "a HeteroData"), ("from_dgl", "a DGLGraph")])
+def test_objects_of_other_kinds_are_refused(name, expected):
+    for wrong in ({"source": [0]}, None, torch.eye(2), Graph.complete(2)):
+        with pytest.raises(StructureError, match=rf"^Graph.{name}: the argument must be .*{expected}; got "):
+            getattr(Graph, name)(wrong)
+
+
+def test_numbers_that_torch_lacks_are_refused():
+    sparse, numpy = pytest.importorskip("scipy.sparse"), pytest.importorskip("numpy")
+    if numpy.longdouble is numpy.float64 or numpy.dtype(numpy.longdouble).itemsize == 8:
+        pytest.skip("long doubles are doubles here")
+    with pytest.raises(StructureError, match=r"^Graph.from_scipy: matrix must hold numbers"):
+        Graph.from_scipy(sparse.csr_matrix(numpy.eye(2, dtype=numpy.longdouble)))
