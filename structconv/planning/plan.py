@@ -78,6 +78,8 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
         plan = _PLANS.get(key)
     except TypeError:
         _check_limits(path, max_bytes)
+        if any(isinstance(size, torch.SymInt) for size in shape):  # of `make_fx`, whose programs hold for any sizes
+            return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
         raise
     return _choose(key, call, path, max_bytes, image) if plan is None else plan
 

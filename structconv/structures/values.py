@@ -120,7 +120,7 @@ def static(value: Any, within: tuple[int, ...] = ()) -> Hashable:
     kind, inside = type(value), (*within, id(value))
     if kind in VALUES or isinstance(value, type):
         return kind, value
-    if isinstance(value, Tensor | torch.nn.Module):
+    if isinstance(value, Tensor | torch.nn.Module | torch.SymInt):
         return kind, mark(value)
     if isinstance(value, float | complex | np.generic):
         return kind, repr(value)  # 0.0 is not -0.0, and nan is nan

@@ -11,6 +11,8 @@ from structconv.bases import TopK
 from structconv.structures import Causal, Window
 from tests.support.layers import LAYERS
 
+DOT = DotProduct(heads=2, dim=4).scaled()
+
 
 class Around(nn.Module):
     def __init__(self, layer):
@@ -108,6 +110,17 @@ def test_torchscript_traces_attention_or_says_what_to_do():
 def test_a_trace_that_would_keep_a_size_is_refused(mechanism, entries):
     with pytest.raises(ConfigError, match=r"got torch.jit.trace. Use torch.export.export\(layer"):
         torch.jit.trace(layers.Conv(mechanism, 8, 8), (torch.randn(2, entries, 8),), check_trace=False)
+
+
+@pytest.mark.parametrize("expression", [
+    DOT.softmax(), DOT.masked(keep=Causal()).softmax(), (DOT + RelativeBias(3)).softmax(),
+    DotProduct(heads=2, dim=4).masked(keep=Window(2)).softmax()])
+def test_make_fx_records_programs_for_any_sizes(expression):
+    layer = Conv(expression, 8, 8)
+    program = make_fx(layer, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(2, 9, 8))
+    for shape in ((2, 9, 8), (3, 6, 8), (1, 14, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(program(x), layer(x))
 
 
 @pytest.mark.parametrize("layer", [

@@ -40,9 +40,9 @@ class Registration:
     def check(self, model: nn.Module) -> list[str]:
         """Return the names of the attention modules of a model that do not use the interface: they stay as they are.
 
-        A module counts as attention if "Attention" is in the name of its class, and it has more than one square matrix,
-        which is a gate or an output. It uses the interface if its forward pass, or that of a module within it or around
-        it, calls `ALL_ATTENTION_FUNCTIONS`.
+        A module counts as attention if "Attention" is in the name of its class, unless its only matrix is square, as of
+        a gate or an output projection. It uses the interface if its forward pass, or that of a module within it or
+        around it, calls `ALL_ATTENTION_FUNCTIONS`.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError("check", "model must be a torch.nn.Module", repr(model), class_remedy(model))
