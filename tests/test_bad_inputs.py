@@ -16,7 +16,7 @@ from torch import nn
 import structconv as sc
 from structconv import STRUCTURE, Conv, DotProduct, ops, tensors
 from structconv import nn as layers
-from structconv.bases import register_normalization
+from structconv.bases import TopK, register_normalization
 from structconv.compat import pyg
 from structconv.compat import torch as compat
 from structconv.errors import ConfigError, ShapeError, StructconvError, StructureError
@@ -534,6 +534,13 @@ def test_functions_of_the_user_must_keep_the_shape(expression, message, lead):
     layer = Conv(expression, 4, 4)
     with pytest.raises(ShapeError, match=message):
         layer(torch.randn(*lead, 6, 4), structure=graph)
+
+
+def test_a_class_is_no_normalization_and_a_text_no_list_of_names():
+    with pytest.raises(ConfigError, match=r"TopK is a class: write TopK\(...\)"):
+        DotProduct(2, 3).normalize(TopK)
+    with pytest.raises(StructureError, match="relations must be a list of names; got 'likes'"):
+        KnowledgeGraph(torch.tensor([[0, 0, 1]]), 2, "likes")
 
 
 def test_a_registered_normalization_must_be_a_function():

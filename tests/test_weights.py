@@ -23,7 +23,7 @@ from structconv import (
 )
 from structconv.bases.dense import Identity
 from structconv.testing import by_definition
-from structconv.weights import DepthwiseSeparable, EyeBlocks, HeadBlocks, WeightList
+from structconv.weights import DepthwiseSeparable, EyeBlocks, HeadBlocks, Weight, WeightList
 
 K, P, Q = 4, 32, 32
 WEIGHTS = {
@@ -178,3 +178,38 @@ def test_fixed_weights_without_numbers_take_the_dtype_of_x(dtype, path):
     assert torch.equal(part.expand(r[:, 0]), torch.einsum("bmp,kpq->bkmq", r[:, 0], whole))
     assert torch.equal(part.contract(r), torch.einsum("bknp,kpq->bnq", r, whole))
     assert torch.equal(part.slice(1, 2).dense(), part.dense()[1:])
+
+
+class Outer(Weight, filters="KH", pointwise="HPQ"):
+    """A user's weight, which says no more than what it is."""
+
+    filters: torch.Tensor
+    pointwise: torch.Tensor
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def _extents(self, size, in_channels, out_channels):
+        return {"H": self.rank}
+
+    def dense(self):
+        return torch.einsum("kh,hpq->kpq", self.filters, self.pointwise)
+
+
+@pytest.mark.parametrize("mechanism", [Shifts([-1, 0, 1]), DotProduct(2, 3).softmax(),
+                                       DotProduct(2, 3).masked(keep=Window(1)).softmax() | Shifts([1])])
+@pytest.mark.parametrize("path", [None, "structure_first", "channels_first"])
+def test_a_weight_of_the_user_needs_dense_alone(mechanism, path):
+    layer = Conv(mechanism, 8, 6, weight=Outer(2), path=path, dtype=torch.float64)
+    x = torch.randn(3, 9, 8, dtype=torch.float64)
+    expected = by_definition(x, layer.basis(x), layer.weight()) + layer.bias
+    torch.testing.assert_close(layer(x), expected)
+    assert {"weight.filters", "weight.pointwise"} < set(layer.state_dict())
+
+
+def test_a_weight_of_the_user_is_drawn_with_the_variance_of_its_inputs():
+    energy = torch.tensor([1.0, 2.0, 0.5])
+    theta = Outer(2).bound(3, 40, 50)
+    theta.reset_parameters(energy, 3.0)
+    of_outputs = (energy[:, None, None] * theta().dense().detach().square()).sum((0, 1)).mean()
+    assert of_outputs.item() == pytest.approx(3.0, rel=1e-4)

@@ -18,7 +18,7 @@ from structconv.bases.base import Basis, value
 from structconv.bases.entrywise import Unary, pattern_of_normalized
 from structconv.bases.pairs import NORMALIZATIONS, Block, Edges, Pairs
 from structconv.derived import derived
-from structconv.errors import ConfigError
+from structconv.errors import ConfigError, class_remedy
 from structconv.primitives.functions import sum_dtype
 from structconv.primitives.segments import masked_softmax
 from structconv.shapes import check_not_traced, check_positive, check_same_shape
@@ -67,9 +67,10 @@ def normalization(kind: Any) -> Normalization:
     """
     if isinstance(kind, str) and kind in _REGISTERED:
         return _REGISTERED[kind]
-    if not callable(kind) or isinstance(kind, torch.nn.Module):
+    if not callable(kind) or isinstance(kind, torch.nn.Module | type):
         names = ", ".join(map(repr, (*NORMALIZATIONS, *_REGISTERED)))
-        raise ConfigError("normalize", f"kind must be one of {names}, or a function of (scores, keep, dim)", repr(kind))
+        raise ConfigError("normalize", f"kind must be one of {names}, or a function of (scores, keep, dim)", repr(kind),
+                          class_remedy(kind))
     return kind
 
 

@@ -63,6 +63,9 @@ class KnowledgeGraph(Structure):
     def __init__(self, triples: Tensor, num_entities: int, relations: Sequence[str], *, entities: Sequence[str] = (),
                  counts: Sequence[int] | None = None, samples: Any = None) -> None:
         check_index_tensor("KnowledgeGraph", "triples", triples, (None, 3), "(T, 3)")
+        for name, names in (("relations", relations), ("entities", entities)):
+            if isinstance(names, str):
+                raise StructureError("KnowledgeGraph", f"{name} must be a list of names", repr(names))
         relations, entities = tuple(relations), tuple(entities)
         if is_plain(triples):
             num_entities = check_size("KnowledgeGraph", "num_entities", num_entities)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from structconv.arguments import check_constructor
 from structconv.bases.tree import Shared
 from structconv.errors import ShapeError
-from structconv.primitives.products import linear
+from structconv.primitives.products import contract_heads, expand_heads, linear
 from structconv.shapes import check_positive
 from structconv.structures.values import FrozenValue, key_of, register_node
 from structconv.written import written
@@ -42,7 +42,7 @@ class Weight(FrozenValue, abc.ABC):
 
     A kind of weight is one class, `class Separable(Weight, mix="KH", filters="HPQ")`. The constructor takes options.
     The letters name the axes of its tensors; from them follow the checks, the sizes K, P and Q, and the shapes of the
-    parameters that `bound` makes.
+    parameters that `bound` makes. A class must define `dense`; the other methods may compute the same faster.
 
     Example:
 
@@ -185,6 +185,13 @@ class Weight(FrozenValue, abc.ABC):
 
     def _draw(self, theta: Self, energy: Energy, variance: float) -> None:
         """Draw the numbers so that Var(y) = `variance` Var(x); see `BoundWeight.reset_parameters`."""
+        for tensor in theta.tensors:
+            draw(tensor, 1.0)
+        name, energies = self._scaled(), energies_of(energy, theta.size)
+        if name is not None:
+            with torch.no_grad():
+                total = (energies.view(-1, 1, 1) * theta.dense().double().cpu().square()).sum((0, 1)).mean()
+            scale(getattr(theta, name), float(variance / total) ** 0.5 if total > 0 else 1.0)
 
     def _extent(self, letter: str) -> int:
         for name, axes in self.LETTERS.items():
@@ -223,13 +230,13 @@ class Weight(FrozenValue, abc.ABC):
     def dense(self) -> Tensor:
         """The tensor itself, (K, P, Q)."""
 
-    @abc.abstractmethod
     def expand(self, x: Tensor) -> Tensor:
         """x Theta_k for each k: (..., M, P) -> (..., K, M, Q)."""
+        return expand_heads(x, self.dense())
 
-    @abc.abstractmethod
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         """sum_k r_k Theta_k + b: (..., K, N, P), (Q) or none -> (..., N, Q)."""
+        return contract_heads(r, self.dense(), bias)
 
     @property
     def head_channels(self) -> int:
@@ -258,13 +265,13 @@ class Weight(FrozenValue, abc.ABC):
             part["size"] = stop - start
         return self._over(part)
 
-    @abc.abstractmethod
     def expand_flops(self) -> int:
         """Flops of `expand` for one entry."""
+        return 2 * self.size * self.in_channels * self.out_channels
 
-    @abc.abstractmethod
     def contract_flops(self) -> int:
         """Flops of `contract` for one entry."""
+        return 2 * self.size * self.in_channels * self.out_channels
 
     def __repr__(self) -> str:
         kind = type(self).__name__

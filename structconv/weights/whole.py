@@ -48,11 +48,6 @@ class Full(Weight, theta="KPQ"):
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return contract_heads(r, self.theta, bias)
 
-    def expand_flops(self) -> int:
-        return 2 * self.size * self.in_channels * self.out_channels
-
-    contract_flops = expand_flops
-
 
 class Grouped(Weight, theta="KGPQ"):
     """Block-diagonal Theta: `groups` groups of channels, each read by one group of outputs; K P Q / G numbers.
