@@ -119,9 +119,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         y = None if weights else attend_plainly(query, key, value, table, causal, scale, drop)
         if y is not None:
             return y, None
-        if table is None and not (weights or dropout) and is_compiling() and _fits_torch(query, key, value):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale,
-                                                  enable_gqa=key.shape[1] != heads), None
     shared = key.shape[-3] != heads
     if key.dim() != query.dim() or (shared and heads % key.shape[-3]):
         raise ShapeError("attention", f"key must have as many axes as query, and heads that divide K={heads}",
@@ -140,6 +137,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared:
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
                       for t in (key, value))
+    if (plain and is_compiling() and not (weights or dropout) and (support is None or support is CAUSAL)
+            and _fits_torch(query, key, value, mask)):
+        table = keep if bias is None else bias
+        causal = support is not None
+        return F.scaled_dot_product_attention(query, key, value, table, is_causal=causal, scale=scale), None
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
@@ -182,13 +184,20 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return y
 
 
-def _fits_torch(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return True for (B, K, N, D), which a plan hands to torch's attention, too, but takes ten times as long to trace.
-    """
+def _fits_torch(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
+    """Return True for (B, K, N, D) and a mask that a plan hands to torch's attention, too, but takes ten times as long
+    to trace."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
         return False
-    (samples, heads, *_), (of_key, groups, inputs, _) = query.shape, key.shape
-    return (samples == of_key and key.shape[:-1] == value.shape[:-1] and heads % (groups or 1) == 0 and inputs > 0
+    table, (samples, heads, outputs, _) = mask.keep if mask.bias is None else mask.bias, query.shape
+    if table is not None:
+        if table.dim() != 4 or (mask.keep is not None and mask.bias is not None) or table.requires_grad:
+            return False
+        of_table, heads_of_table, rows, columns = table.shape
+        if not (rows == outputs > 1 and columns == key.shape[2] and of_table in (1, samples) and heads_of_table == 1
+                and table.dtype in (torch.bool, query.dtype)):  # one row is a padding, whose keys may hold NaN
+            return False
+    return (key.shape[:2] == value.shape[:2] == (samples, heads) and key.shape[2] == value.shape[2] > 0
             and query.is_floating_point() and not must_be_planned(Normalized))
 
 

@@ -684,17 +684,20 @@ def test_pools_with_ceil_mode(name: str, size: int) -> None:
     torch.testing.assert_close(converted(x), original(x))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["none", "causal", "booleans", "numbers"])
 @pytest.mark.parametrize("groups", [4, 2])
-def test_compiled_attention_without_masks_is_traced_without_a_plan(causal: bool, groups: int,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_attention_is_traced_without_a_plan(kind: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace of a plan takes ten times as long."""
     q, (k, v) = torch.randn(2, 4, 6, 8), torch.randn(2, 2, groups, 6, 8)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    table = torch.ones(2, 1, 6, 6).tril().bool()
+    table[1, :, 2] = False  # which leaves the output at zero
+    mask = {"booleans": table, "numbers": torch.randn(1, 1, 6, 6)}.get(kind)
+    options: dict[str, Any] = {"attn_mask": mask, "is_causal": kind == "causal", "enable_gqa": True}
+    expected = compat.scaled_dot_product_attention(q, k, v, **options)
     monkeypatch.delattr("structconv.compat.attending.apply")
     torch.compiler.reset()
     compiled = torch.compile(compat.scaled_dot_product_attention, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(q, k, v, is_causal=causal, enable_gqa=True), expected)
+    torch.testing.assert_close(compiled(q, k, v, **options), expected)
 
 
 @pytest.mark.parametrize(("name", "dynamic"), drawn(
