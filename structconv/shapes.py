@@ -14,7 +14,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 __all__ = ["NO_TENSORS", "Shape", "alike", "broadcast", "check_alike", "check_choice", "check_device", "check_divides",
            "check_entries", "check_finite", "check_leads", "check_natural", "check_not_traced", "check_number",
            "check_positive", "check_same_shape", "check_seed", "check_tensor", "concatenate", "converted", "goes_into",
-           "layout_hint", "leads_fit", "mixes", "total"]
+           "layout_hint", "leads_fit", "mixes", "shape_or_type", "total"]
 
 Shape = tuple[int, ...]
 #: Types of arguments that are mistaken for tensors; a class may also hold a stand-in for a tensor.
@@ -53,7 +53,7 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def sum_tensors(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of one tensor or more, one after the other, without a leading zero."""
+    """The sum of one or more tensors from left to right; unlike `sum`, it does not start from 0."""
     result = terms[0]
     for term in terms[1:]:
         result = result + term
@@ -84,8 +84,13 @@ def check_same_shape(owner: str, name: str, result: object, argument: Tensor) ->
     """Return the result of a function of the user's, if it has the shape of its argument."""
     if not isinstance(result, Tensor) or result.shape != argument.shape:
         raise ShapeError(owner, f"{name} must return a tensor of the shape of its argument, {text_of(argument.shape)}",
-                         tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__)
+                         shape_or_type(result))
     return result
+
+
+def shape_or_type(value: object) -> object:
+    """The shape of a tensor, or the name of the type of anything else, for an error."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def layout_hint(x: Tensor, channels: int | None) -> str:

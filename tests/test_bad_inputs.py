@@ -507,7 +507,7 @@ def test_a_compiled_program_raises_the_error_of_the_call_with_its_sizes(layer, a
 
 
 def test_no_error_writes_a_tuple_of_sizes():
-    """Of `f"{tuple(t.shape)}"` a compiler loses the message: `text_of(t.shape)`."""
+    """A compiler loses messages with `f"{tuple(t.shape)}"`, but not those with `text_of(t.shape)`."""
     wrong = [f"{path}:{node.lineno}" for path in Path(sc.__file__).parent.rglob("*.py")
              for raised in ast.walk(ast.parse(path.read_text())) if isinstance(raised, ast.Raise)
              for node in ast.walk(raised) if isinstance(node, ast.FormattedValue)

@@ -35,7 +35,7 @@ def lines_of(made: Comparison, suite: str = "graph") -> list[Line]:
 
 
 class Clock:
-    """A timer that says what it is told, and counts calls."""
+    """A timer that returns given seconds, and notes each call."""
 
     def __init__(self, seconds: dict[str, list[float]]) -> None:
         self.seconds, self.order = {name: iter(values) for name, values in seconds.items()}, []

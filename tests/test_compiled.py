@@ -16,7 +16,7 @@ from structconv.testing.use import Use
 from structconv.weights import Full, LowRank, Separable
 from tests.support import library
 from tests.support.drawn import EVERY, drawn
-from tests.support.layers import COMPAT, LAYERS, over_specimens, use
+from tests.support.layers import COMPAT, LAYERS, in_float32, over_specimens, use
 
 M, P, Q = library.M, library.P, library.Q
 DOT = DotProduct(heads=2, dim=3).scaled()
@@ -58,10 +58,9 @@ def test_layers_compile_whole(name, dynamic):
 @pytest.mark.parametrize("name", ["compat_pyg_RGCNConv", *drawn([*LAYERS, *COMPAT], 24)])
 def test_layers_compile_before_kernels_are_loaded(name, monkeypatch):
     """A compiler cannot trace how they are loaded."""
-    alike = {**LAYERS, **COMPAT}[name]().mapped(lambda t: t.float() if t.is_floating_point() else t)
+    alike = in_float32({**LAYERS, **COMPAT}[name])
     monkeypatch.setattr(Loaded, "asked", False)
-    torch.compiler.reset()
-    alike.run(torch.compile(alike.layer.float(), fullgraph=True, backend="eager"))
+    check_compiled(alike)
 
 
 @pytest.mark.parametrize(("mask", "place"), drawn(PAIRS, 5))
@@ -81,7 +80,7 @@ def batched(make):
     return side_by_side(one, larger(one))
 
 
-#: What was wrong once.
+#: Layers whose batches once compiled wrongly.
 ONCE_WRONG = {"mha", "named_heads", "mixed"} & BATCHES.keys()
 
 

@@ -213,7 +213,7 @@ def test_what_was_prepared_otherwise_is_refused():
         layer(x, cache)
 
 
-#: What an adversary found: windows that do not bound what an output depends on, and masks that say what does not exist.
+#: Found by an adversary: windows that do not bound the inputs of an output, and masks that remove pairs.
 FOUND = {
     "dropped_pairs": DOT.masked(drop=Causal()).softmax(),
     "dropped_behind_kept": DOT.masked(keep=Causal()).masked(drop=SLIDING).softmax(),

@@ -54,9 +54,13 @@ def register_normalization(name: str, function: Normalization) -> None:
     """
     if name in NORMALIZATIONS or name in _REGISTERED:
         raise ConfigError("register_normalization", "name must be new", repr(name))
-    if not callable(function) or isinstance(function, torch.nn.Module):
+    if not _is_function(function):
         raise ConfigError("register_normalization", "function must be one of (scores, keep, dim)", repr(function))
     _REGISTERED[name] = function
+
+
+def _is_function(kind: Any) -> bool:
+    return callable(kind) and not isinstance(kind, torch.nn.Module | type)
 
 
 def normalization(kind: Any) -> Normalization:
@@ -67,7 +71,7 @@ def normalization(kind: Any) -> Normalization:
     """
     if isinstance(kind, str) and kind in _REGISTERED:
         return _REGISTERED[kind]
-    if not callable(kind) or isinstance(kind, torch.nn.Module | type):
+    if not _is_function(kind):
         names = ", ".join(map(repr, (*NORMALIZATIONS, *_REGISTERED)))
         raise ConfigError("normalize", f"kind must be one of {names}, or a function of (scores, keep, dim)", repr(kind),
                           class_remedy(kind))

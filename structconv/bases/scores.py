@@ -266,8 +266,8 @@ class Additive(SourceTarget, Score):
             supply = iter(trained)
             activation = map_tensors(self.activation, lambda _: next(supply))
             units = source + target
-            return (check_same_shape("Additive", "activation", activation(units), units) @ vector.view(shape)
-                    ).squeeze(-1)
+            units = check_same_shape("Additive", "activation", activation(units), units)
+            return (units @ vector.view(shape)).squeeze(-1)
 
         return _guarded(pairs, lambda source, target: pairs.combine(score, source, target, read),
                         self.source, self.target)

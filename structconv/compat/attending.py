@@ -137,9 +137,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     if shared:
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
                       for t in (key, value))
+    table = keep if bias is None else bias
     if (plain and is_compiling() and not (weights or dropout) and (support is None or support is CAUSAL)
-            and _fits_torch(query, key, value, mask)):
-        table = keep if bias is None else bias
+            and (keep is None or bias is None) and _fits_torch(query, key, value, table)):
         causal = support is not None
         return F.scaled_dot_product_attention(query, key, value, table, is_causal=causal, scale=scale), None
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
@@ -184,14 +184,14 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return y
 
 
-def _fits_torch(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> bool:
-    """Return True for (B, K, N, D) and a mask that a plan hands to torch's attention, too, but takes ten times as long
+def _fits_torch(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None) -> bool:
+    """Return True for (B, K, N, D) and a table that a plan hands to torch's attention, too, but takes ten times as long
     to trace."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
         return False
-    table, (samples, heads, outputs, _) = mask.keep if mask.bias is None else mask.bias, query.shape
+    samples, heads, outputs, _ = query.shape
     if table is not None:
-        if table.dim() != 4 or (mask.keep is not None and mask.bias is not None) or table.requires_grad:
+        if table.dim() != 4 or table.requires_grad:
             return False
         of_table, heads_of_table, rows, columns = table.shape
         if not (rows == outputs > 1 and columns == key.shape[2] and of_table in (1, samples) and heads_of_table == 1

@@ -25,7 +25,7 @@ from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.mechanisms.expression import Channels, Inputs, Mechanism
 from structconv.mechanisms.rotary import Rotary
 from structconv.primitives.products import expand_heads, linear, split_heads
-from structconv.shapes import check_choice, check_divides, check_natural, check_positive
+from structconv.shapes import check_choice, check_divides, check_natural, check_positive, shape_or_type
 from structconv.structures.output_positions import at_positions
 from structconv.structures.supports import Window
 from structconv.structures.values import FrozenValue, structure
@@ -210,15 +210,12 @@ class DotProduct(Score):
     def _mapped(self, query: Tensor, positions: Tensor | None) -> Tensor:
         """Queries or keys at these positions, rotated and through the feature map."""
         query = query if self.rotary is None else self.rotary(query, positions)
-        return query if self.feature is None else self._features(query)
-
-    def _features(self, query: Tensor) -> Tensor:
-        assert self.feature is not None
+        if self.feature is None:
+            return query
         features = self.feature(query)
         if not isinstance(features, Tensor) or features.shape[:-1] != query.shape[:-1]:
             raise ShapeError("DotProduct", "feature must change no size but the last of its argument, "
-                             f"{text_of(query.shape)}",
-                             tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__)
+                             f"{text_of(query.shape)}", shape_or_type(features))
         return features
 
     @property

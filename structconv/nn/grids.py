@@ -22,7 +22,7 @@ from structconv.nn.layer import Device, kind, name_owner, named, recorded, take
 from structconv.planning import Plan, precision
 from structconv.planning.plan import plan_for
 from structconv.planning.problem import Call
-from structconv.shapes import check_alike, check_divides, check_positive, check_tensor
+from structconv.shapes import check_alike, check_divides, check_positive, check_tensor, shape_or_type
 from structconv.weights import DepthwiseSeparable, Eye, Full, Grouped, Weight
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", "OnGrid", "SeparableConv2d"]
@@ -216,8 +216,8 @@ class _ConvNd(_ImageLayer):
         if name == "weight" and "weight" in self._parameters:
             shape = tuple(self.weight.shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {text_of(shape)}", got)
+                raise ShapeError(type(self).__name__, f"weight must be a tensor of shape {text_of(shape)}",
+                                 shape_or_type(value))
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:

@@ -54,7 +54,7 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     dtypes or devices that do not fit are a `ShapeError`.
     """
     if is_compiling():
-        return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
+        return _for_any_sizes(call, path, max_bytes, image)
     x, relative = call.x, call.relative
     facts = [*tree_key(call.basis)]
     for field in call.theta.__dict__.values():
@@ -79,9 +79,14 @@ def plan_for(call: Call, path: str | None = None, max_bytes: int | None = None, 
     except TypeError:
         _check_limits(path, max_bytes)
         if any(isinstance(size, torch.SymInt) for size in shape):  # of `make_fx`, whose programs hold for any sizes
-            return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
+            return _for_any_sizes(call, path, max_bytes, image)
         raise
     return _choose(key, call, path, max_bytes, image) if plan is None else plan
+
+
+def _for_any_sizes(call: Call, path: str | None, max_bytes: int | None, image: Image | None) -> Plan:
+    """The plan of a call that is traced, which is not stored."""
+    return decide(_problem(call, call.materialized(), max_bytes, image, nominal=True), path)
 
 
 def plans_version() -> Hashable:

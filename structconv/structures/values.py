@@ -258,8 +258,8 @@ def frozen(cls: type, *, eq: bool, init: bool) -> Any:
 
 
 def _check_names(cls: type) -> None:
-    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it. A field with a default may
-    stand for a property, for example `size: int = 1`."""
+    """Raise `ConfigError` if a field hides an attribute of a base class, or is hidden by it. A field with a default,
+    such as `size: int = 1`, may replace a property."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get("__dataclass_fields__", ())}
     for name in (field.name for field in dataclasses.fields(cls) if field.name not in inherited):
         homes = [base for base in cls.__mro__[1:] if name in vars(base)]

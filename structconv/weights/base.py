@@ -53,7 +53,7 @@ class Weight(FrozenValue, abc.ABC):
         torch.Size([5, 8])
     """
 
-    #: The fields of a weight: its tensors, or numbers that stand for them.
+    #: The fields of a weight: its tensors, and the numbers of a weight without tensors.
     FIELDS: ClassVar[tuple[str, ...]] = ()
     #: The axes of each tensor, by its name.
     LETTERS: ClassVar[Mapping[str, str]] = {}
@@ -61,7 +61,7 @@ class Weight(FrozenValue, abc.ABC):
     sums_heads: ClassVar[bool] = True
     #: True if `expand` and `contract` copy their K heads, because products need another layout.
     rearranges_heads: ClassVar[bool] = False
-    #: The number of factors by which `expand` and `contract` multiply, one after the other.
+    #: The number of factors in the chain of products that `expand` and `contract` compute.
     factors: ClassVar[int] = 1
     #: The orders of the products by which a plan may compute; all where there are none.
     orders: ClassVar[tuple[str, ...]] = ()

@@ -111,16 +111,10 @@ class DepthwiseSeparable(Weight, depthwise="KP", pointwise="PQ"):
         draw(theta.pointwise, variance / theta.in_channels)
 
     def dense(self) -> Tensor:
-        return torch.einsum("kp,pq->kpq", self.depthwise, self.pointwise)
-
-    def expand(self, x: Tensor) -> Tensor:
-        return expand_heads(x, self.depthwise.unsqueeze(-1) * self.pointwise)
+        return self.depthwise.unsqueeze(-1) * self.pointwise
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         return product((r * self.depthwise.unsqueeze(-2)).sum(-3), self.pointwise, bias)
-
-    def expand_flops(self) -> int:
-        return 2 * self.size * self.in_channels * self.out_channels
 
     def contract_flops(self) -> int:
         return 2 * self.in_channels * (self.size + self.out_channels)
@@ -443,14 +437,10 @@ class EyeBlocks(_Blocks, Fixed):
         return x.unflatten(-1, (self.size, self.head_channels)).movedim(-2, -3)
 
     def dense(self) -> Tensor:
-        block = torch.arange(self.channels) // self.head_channels
-        own = (block == torch.arange(self.size).unsqueeze(-1)).to(torch.get_default_dtype())
-        return torch.diag_embed(own)
+        return self.slice(0, self.size).dense()
 
     def expand(self, x: Tensor) -> Tensor:
-        block = torch.arange(self.channels, device=x.device) // self.head_channels
-        own = block == torch.arange(self.size, device=x.device).unsqueeze(-1)
-        return torch.where(own.unsqueeze(-2), x.unsqueeze(-3), 0)
+        return self.slice(0, self.size).expand(x)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
         own = r.unflatten(-1, (self.size, self.head_channels)).diagonal(dim1=-4, dim2=-2)
@@ -458,11 +448,6 @@ class EyeBlocks(_Blocks, Fixed):
 
     def slice(self, start: int, stop: int) -> Weight:
         return _EyeBlocksOfSomeHeads.of(stop - start, self.channels, start, self.size)
-
-    def expand_flops(self) -> int:
-        return self.size * self.channels
-
-    contract_flops = expand_flops
 
 
 class _EyeBlocksOfSomeHeads(Fixed):
@@ -487,11 +472,6 @@ class _EyeBlocksOfSomeHeads(Fixed):
 
     def slice(self, start: int, stop: int) -> Weight:
         return self.of(stop - start, self.channels, self.first + start, self.blocks)
-
-    def expand_flops(self) -> int:
-        return self.size * self.channels
-
-    contract_flops = expand_flops
 
 
 def _mix_heads(mix: Tensor, r: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Full(Weight, theta="KPQ"):
     def dense(self) -> Tensor:
         return self.theta
 
-    def expand(self, x: Tensor) -> Tensor:
+    def expand(self, x: Tensor) -> Tensor:  # the default, without the call of `dense`
         return expand_heads(x, self.theta)
 
     def contract(self, r: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -233,6 +233,11 @@ class Fixed(Weight):
     def out_channels(self) -> int:
         return self.channels
 
+    def expand_flops(self) -> int:
+        return self.size * self.channels
+
+    contract_flops = expand_flops
+
 
 class Eye(Fixed):
     """Theta_k = the identity, P = Q: nothing to draw, to scale or to train. x keeps its dtype and device.
@@ -256,9 +261,6 @@ class Eye(Fixed):
 
     def expand_flops(self) -> int:
         return 0
-
-    def contract_flops(self) -> int:
-        return self.size * self.channels
 
 
 class ByHead(Eye):

@@ -233,7 +233,7 @@ def test_heterogeneous_models(name, convert):
 # -- functions ----------------------------------------------------------------------------------------------------
 
 def with_gradient(x, name, args, options):
-    """What the function of `torch_geometric.utils` gives for x now, patched or not, and a gradient."""
+    """The result of a function of `torch_geometric.utils` for x, patched or not, and a gradient."""
     return value_and_gradient(x, getattr(importlib.import_module("torch_geometric.utils"), name)(x, *args, **options))
 
 
