@@ -19,6 +19,7 @@ from structconv.bases.scores import Additive, Bilinear
 from structconv.errors import ConfigError, ShapeError
 from structconv.nn.direct import must_be_planned
 from structconv.ops import apply
+from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.primitives.functions import finite
 from structconv.primitives.fused_attention import exact_attention, fused_attention
 from structconv.primitives.native.dispatch import NO_DROP, Drop, drop_of
@@ -107,7 +108,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
     keep, bias, support = mask = _NONE if mask is None else mask
     scale, seed = (depth or 1) ** -0.5 if scale is None else scale, draw_seed() if dropout else None
     plain = softcap is sink is vector is term is None and 0 <= dropout < 1
-    if plain and (support is None or support is CAUSAL):
+    if plain and not is_compiling() and (support is None or support is CAUSAL):
         table, causal = keep if bias is None else bias, support is not None
         if keep is not None and bias is not None:
             table = bias.masked_fill(~keep, -torch.inf)
@@ -138,10 +139,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, 
         key, value = (t.unsqueeze(-3).expand(*t.shape[:-2], heads // t.shape[-3], *t.shape[-2:]).flatten(-4, -3)
                       for t in (key, value))
     table = keep if bias is None else bias
-    if (plain and is_compiling() and not (weights or dropout) and (support is None or support is CAUSAL)
-            and (keep is None or bias is None) and _fits_torch(query, key, value, table)):
-        causal = support is not None
-        return F.scaled_dot_product_attention(query, key, value, table, is_causal=causal, scale=scale), None
+    if (plain and is_compiling() and not weights and (support is None or support is CAUSAL)
+            and (keep is None or bias is None) and _is_traced(query, key, value, table)):
+        return _traced(query, key, value, table, support is not None, scale, dropout, seed), None
     lead = broadcast(*(t.shape[:-3] for t in (query, key, value, keep, bias) if t is not None))
     if lead != query.shape[:-3]:
         query = query.expand(*lead, *query.shape[-3:])
@@ -184,9 +184,9 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return y
 
 
-def _fits_torch(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None) -> bool:
-    """Return True for (B, K, N, D) and a table that a plan hands to torch's attention, too, but takes ten times as long
-    to trace."""
+def _is_traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None) -> bool:
+    """Return True for (B, K, N, D) and a table that a plan hands to one operator, too, but takes ten times as long to
+    trace."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
         return False
     samples, heads, outputs, _ = query.shape
@@ -194,11 +194,25 @@ def _fits_torch(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None)
         if table.dim() != 4 or table.requires_grad:
             return False
         of_table, heads_of_table, rows, columns = table.shape
-        if not (rows == outputs > 1 and columns == key.shape[2] and of_table in (1, samples) and heads_of_table == 1
-                and table.dtype in (torch.bool, query.dtype)):  # one row is a padding, whose keys may hold NaN
+        if not (rows in (1, outputs) and columns == key.shape[2] and of_table in (1, samples)
+                and heads_of_table in (1, heads) and table.dtype in (torch.bool, query.dtype)):
             return False
     return (key.shape[:2] == value.shape[:2] == (samples, heads) and key.shape[2] == value.shape[2] > 0
             and query.is_floating_point() and not must_be_planned(Normalized))
+
+
+def _traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None, causal: bool, scale: float,
+            dropout: float, seed: Tensor | None) -> Tensor:
+    """Attention of a compiled program by one operator: with dropout on a CPU by ours, torch's would hold all pairs."""
+    if table is not None and table.shape[-2] == 1:  # a padding, whose keys and values may be anything
+        absent = (~table if table.dtype == torch.bool else table == -torch.inf).mT
+        key, value = key.masked_fill(absent, 0), value.masked_fill(absent, 0)
+    if not dropout or not query.is_cpu or (table is not None and table.dtype != torch.bool):
+        return F.scaled_dot_product_attention(query, key, value, table, dropout, causal, scale=scale)
+    maps, options = Maps(None, None, None, None if table is None else table.mT, seed), Options(
+        "softmax", "identity", 1.0, causal, scale, dropout, query.shape[1])
+    y, _ = blocked_attention(query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), maps, options)
+    return y.unflatten(0, query.shape[:2])
 
 
 def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
