@@ -22,22 +22,25 @@ __all__ = ["is_few_rows", "masked_softmax", "segment_max", "segment_softmax", "s
 _FEW_NUMBERS = 1 << 16
 
 
-def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
+def segment_sum(values: Tensor, index: Tensor, num: int, *, rows: bool = False) -> Tensor:
     """s_n = sum of values_e over the entries e with index_e = n.
 
     Args:
         values: (..., E); 16-bit types are summed in float32.
         index: (E,) int32 or int64 in [0, num), in any order.
         num: number of segments, empty ones included (they sum to zero).
+        rows: if True, values are rows of channels, (..., E, C), and the result is (..., num, C).
 
     Returns:
         (..., num), of the dtype of `values`.
 
     Raises:
-        ShapeError: if the last dimension of `values` is not that of `index`.
+        ShapeError: the number of values, or of rows, is not the length of `index`.
     """
-    _check_segments("segment_sum", values, index)
+    _check_segments("segment_sum", values.mT if rows else values, index)
     wide = values.to(sum_dtype(values.dtype))
+    if rows:
+        return wide.new_zeros((*values.shape[:-2], num, values.shape[-1])).index_add(-2, index, wide).to(values.dtype)
     return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
 
 
@@ -81,7 +84,8 @@ def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, 
     return result.masked_fill(absent, empty)
 
 
-def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None) -> Tensor:
+def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | None = None, rows: bool = False
+                    ) -> Tensor:
     """p_e = exp(s_e) / sum of exp(s_f) over the entries f of the same segment, whose maximum is subtracted first.
 
     Args:
@@ -90,21 +94,23 @@ def segment_softmax(scores: Tensor, index: Tensor, num: int, *, keep: Tensor | N
         num: number of segments.
         keep: boolean, broadcast against `scores`. Entries that are not kept have weight zero and gradient zero, even
             if their score, or that of one that is kept, is NaN; so do scores of -inf.
+        rows: if True, scores are rows of channels, (..., E, C).
 
     Returns:
-        (..., E): sums to one over every segment that has an entry left, zero elsewhere.
+        The shape of `scores`: sums to one over every segment that has an entry left, zero elsewhere.
 
     Memory: the backward keeps the weights and nothing else of size E.
 
     Raises:
         ShapeError: if the sizes do not fit.
     """
-    _check_segments("segment_softmax", scores, index)
+    _check_segments("segment_softmax", scores.mT if rows else scores, index)
     scores, keep = _broadcast("segment_softmax", scores, keep)
     if transformed(scores):
-        return _spelled(scores, keep, lambda t: segment_max(t, index, num).index_select(-1, index),
-                        lambda t: segment_sum(t, index, num).index_select(-1, index))
-    return apply(_SegmentSoftmax, scores, keep, index, num)
+        axis = -2 if rows else -1
+        return _spelled(scores, keep, lambda t: segment_max(t, index, num, rows=rows).index_select(axis, index),
+                        lambda t: segment_sum(t, index, num, rows=rows).index_select(axis, index))
+    return apply(_SegmentSoftmax, scores, keep, index, num, rows)
 
 
 def masked_softmax(scores: Tensor, keep: Tensor | None, dim: int) -> Tensor:
@@ -177,23 +183,24 @@ class _SegmentSoftmax(torch.autograd.Function):
     """Softmax over segments; its backward is made of differentiable operations on the weights."""
 
     @staticmethod
-    def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int) -> Tensor:
+    def forward(scores: Tensor, keep: Tensor | None, index: Tensor, num: int, rows: bool) -> Tensor:
+        axis = -2 if rows else -1
         wide = scores.to(sum_dtype(scores.dtype))
         absent = None if keep is None else ~keep
         if absent is not None:
             wide = wide.masked_fill(absent, -torch.inf)
-        peak = segment_max(wide, index, num)
-        peak = peak.masked_fill(peak == -torch.inf, 0).index_select(-1, index)
+        peak = segment_max(wide, index, num, rows=rows)
+        peak = peak.masked_fill(peak == -torch.inf, 0).index_select(axis, index)
         powers = torch.exp(wide - peak)
-        totals = segment_sum(powers, index, num)
+        totals = segment_sum(powers, index, num, rows=rows)
         totals = totals.masked_fill(totals == 0, 1)
-        weights = powers / totals.index_select(-1, index)
+        weights = powers / totals.index_select(axis, index)
         # a NaN among those that are kept is no affair of the others
         return (weights if absent is None else weights.masked_fill(absent, 0)).to(scores.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, index, ctx.num = inputs
+        _, _, index, ctx.num, ctx.rows = inputs
         ctx.save_for_backward(output, index)
 
     @staticmethod
@@ -201,9 +208,9 @@ class _SegmentSoftmax(torch.autograd.Function):
         weights, index = ctx.saved_tensors
 
         def total(values: Tensor) -> Tensor:
-            return segment_sum(values, index, ctx.num).index_select(-1, index)
+            return segment_sum(values, index, ctx.num, rows=ctx.rows).index_select(-2 if ctx.rows else -1, index)
 
-        return _softmax_grad(weights, grad, total), None, None, None
+        return _softmax_grad(weights, grad, total), None, None, None, None
 
 
 class _MaskedSoftmax(torch.autograd.Function):

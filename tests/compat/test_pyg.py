@@ -1111,16 +1111,39 @@ def test_a_graph_without_edges_has_chebyshev_polynomials():
 
 
 def test_an_aggregation_lays_out_its_groups_once(monkeypatch):
-    """Until the numbers of the groups change, where no kernel reads them as they are."""
+    """Until the numbers of the groups change, where a product with a matrix adds up many numbers."""
     calls = []
     monkeypatch.setattr(edges, "numbered", lambda index: calls.append(index) or numbered(index))
-    x, index, layer = torch.randn(4, 3).double(), torch.tensor([0, 1, 1, 0]), ours.SumAggregation()
+    x, index, layer = torch.randn(4, 1 << 15).double(), torch.tensor([0, 1, 1, 0]), ours.SumAggregation()
     for _ in range(2):
         torch.testing.assert_close(layer(x, index), torch.stack([x[0] + x[3], x[1] + x[2]]))
     assert len(calls) == 1
     index[1] = 0
     torch.testing.assert_close(layer(x, index), torch.stack([x[0] + x[1] + x[3], x[2]]))
     assert len(calls) == 2
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("index", [None, torch.tensor([2, 0, 0, 2, 0, 4]), torch.tensor([0, 0, 0, 2, 2, 3])])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "softmax"])
+def test_groups_of_few_rows_need_no_graph_in_any_dtype(monkeypatch, kind, index, dtype):
+    """For it each new mini-batch would sort its groups. Equal maxima share the gradient; a group may be empty."""
+    x = torch.randint(-4, 5, (6, 3)).to(dtype).requires_grad_()
+    groups, spread = torch.zeros(6, dtype=torch.int64) if index is None else index, torch.randn(6, 3).to(dtype)
+    if kind == "softmax":
+        expected = torch.stack([x[groups == g].to(torch.promote_types(dtype, torch.float32)).softmax(0)[
+            (groups[:n] == g).sum()] for n, g in enumerate(groups)])
+    else:
+        reduce = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[kind]
+        expected = torch.stack([reduce(t, 0) if len(t) else x.new_zeros(3) for t in (
+            x[groups == g] for g in range(int(groups.max()) + 1))])
+    for name in ("memberships", "adjacency", "pool_extreme"):
+        monkeypatch.setattr(functions, name, None)
+    y = functions.softmax(x, groups) if kind == "softmax" else functions.pooled(x, index, None, kind)
+    for result, peer in ((y, expected.to(dtype)), *[[torch.autograd.grad((t * spread[:len(t)]).sum(), x)[0] for t in (
+            y, expected.to(dtype))]]):
+        torch.testing.assert_close(result, peer, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
 
 
 def test_groups_given_by_their_starts_have_the_same_deviations():

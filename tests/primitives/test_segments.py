@@ -26,6 +26,11 @@ def test_reductions_equal_loops(lead, index):
     values = scores(*lead)
     total, peak = segment_sum(values, index, NUM), segment_max(values, index, NUM)
     weights = segment_softmax(values, index, NUM)
+    for result, function in ((total, segment_sum), (peak, segment_max), (weights, segment_softmax)):
+        of_rows = function(torch.stack([values, 2 * values], -1), index, NUM, rows=True)
+        assert of_rows.shape == (*result.shape, 2)
+        torch.testing.assert_close(of_rows[..., 0], result, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(of_rows[..., 1], function(2 * values, index, NUM), rtol=1e-13, atol=1e-13)
     for n in range(NUM):
         mine = values[..., index == n]
         torch.testing.assert_close(total[..., n], mine.sum(-1), rtol=1e-13, atol=1e-13)
@@ -97,6 +102,8 @@ def test_derivatives():
     keep = torch.tensor([True, False, True, True, False, True, True, False])
     for function in (lambda s: segment_sum(s, INDEX, NUM), lambda s: segment_max(s, INDEX, NUM),
                      lambda s: segment_softmax(s, INDEX, NUM), lambda s: segment_softmax(s, INDEX, NUM, keep=keep),
+                     lambda s: segment_sum(s.mT, INDEX, NUM, rows=True),
+                     lambda s: segment_softmax(s.mT, INDEX, NUM, rows=True),
                      lambda s: masked_softmax(s, keep, -1), lambda s: masked_softmax(s, keep, 0),
                      lambda s: masked_softmax(s, None, 0)):
         assert gradcheck(function, (s,), fast_mode=True)

@@ -23,7 +23,7 @@ from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
-from structconv.derived import derived, is_plain
+from structconv.derived import derived, is_plain, values_known
 from structconv.errors import ConfigError, nearest
 from structconv.nn.layer import refuse_script
 from structconv.nn.pooling import GroupPool, of_groups
@@ -32,10 +32,10 @@ from structconv.planning.precision import promoted_dtype
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups, scatter_rows
 from structconv.primitives.native.node import is_direct
-from structconv.primitives.segments import is_few_rows, sum_of_rows
+from structconv.primitives.segments import is_few_rows, segment_max, segment_sum, sum_of_rows
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
-from structconv.torch_compat import all_plain, any_autocast, calls_forward
+from structconv.torch_compat import all_plain, any_autocast, calls_forward, forward_level
 
 try:  # where it is installed, its own layers take our aggregations
     from torch_geometric.nn import Aggregation as Base
@@ -556,16 +556,38 @@ def in_groups(x: Tensor, index: Tensor, size: int | None, kind: str, otherwise: 
 
 def in_any_order(x: Tensor, index: Tensor, size: int | None, kind: str, composed: Callable[[Tensor, Tensor], Tensor]
                  ) -> Tensor | None:
-    """The rows of x (E, C) in groups by `scatter_rows`; `None` where no kernel can read x."""
+    """The rows of x (E, C) in groups by `scatter_rows`, or of float64 by torch's operators; `None` where neither can
+    read x."""
     if not is_plain(index) or index.shape != x.shape[:1]:
         return None
     try:
         groups = int(index.max()) + 1 if size is None else size
         if kind == "sum" and index.dtype is torch.int64 and is_few_rows(x):
             return sum_of_rows(x, index, groups)
-        return scatter_rows(x, index, groups, kind, composed) if x.dim() == 2 and is_direct(x) else None
+        if x.dim() != 2:
+            return None
+        return scatter_rows(x, index, groups, kind, composed) if is_direct(x) else _in_other_dtypes(
+            x, index, groups, kind, composed)
     except (IndexError, RuntimeError, TypeError, ValueError):  # the general path raises the error
         return None
+
+
+def _in_other_dtypes(x: Tensor, index: Tensor, groups: int, kind: str, composed: Callable[[Tensor, Tensor], Tensor]
+                     ) -> Tensor | None:
+    """`in_any_order` of 16-bit types by the kernels, in float32, and of float64 on a CPU by torch's operators."""
+    if kind in ("sum", "mean") and x.numel() > _FEW_NUMBERS:  # a product with a matrix takes less time
+        return None
+    if x.dtype in (torch.float16, torch.bfloat16):
+        wide = x.float()
+        y = scatter_rows(wide, index, groups, kind, composed) if is_direct(wide) else None
+        return None if y is None else y.to(x.dtype)
+    if (x.dtype is not torch.float64 or not x.is_cpu or kind == "softmax" or not values_known(x, index)
+            or forward_level() >= 0):
+        return None
+    if kind in ("max", "min"):
+        return segment_max(x, index, groups, rows=True) if kind == "max" else -segment_max(-x, index, groups, rows=True)
+    sums = segment_sum(x, index, groups, rows=True)
+    return sums if kind == "sum" else sums / index.bincount(minlength=groups).clamp(min=1).unsqueeze(-1)
 
 
 def check_floating(owner: str, x: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ from structconv.shapes import check_choice
 
 __all__ = ["JumpingKnowledge", "global_add_pool", "global_max_pool", "global_mean_pool", "pooled", "scatter", "softmax",
            "spmm"]
-
-Result = TypeVar("Result", Tensor, Tensor | None)
 
 
 def global_add_pool(x: Tensor, batch: Tensor | None, size: int | None = None) -> Tensor:
@@ -72,6 +70,11 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
         return _traced(x, batch, int(batch.max()) + 1 if size is None and batch is not None else size, kind)
     if x.dim() == 1:
         return pooled(x.unsqueeze(-1), batch, size, kind).squeeze(-1)
+    if batch is None and x.shape[-2] and x.is_floating_point():
+        one = x.dim() == 2
+        if kind in ("max", "min"):
+            return x.amax(-2, one) if kind == "max" else x.amin(-2, one)
+        return x.mean(-2, one) if kind == "mean" else x.sum(-2, one)
     if batch is None:
         y = pooled(x, torch.zeros(x.shape[-2], dtype=torch.int64, device=x.device), 1, kind)
         return y if x.dim() == 2 else y.squeeze(-2)
@@ -113,11 +116,15 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
     if index is None or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("softmax", f"index must be of shape (E={src.shape[dim]},)", _described(index))
     groups = group_count(index) if num_nodes is None else num_nodes
-    weights = _by_rows(src, dim, lambda rows: in_any_order(
-        rows, index, groups, "softmax", lambda rows, index: segment_softmax(rows.mT, index, groups).mT))
-    if weights is not None:
-        return weights
-    return segment_softmax(src.movedim(dim, -1), index, groups).movedim(-1, dim).contiguous()
+
+    def composed(rows: Tensor, index: Tensor) -> Tensor:
+        return segment_softmax(rows, index, groups, rows=True)
+
+    def weights(rows: Tensor) -> Tensor:
+        direct = in_any_order(rows, index, groups, "softmax", composed)
+        return composed(rows, index) if direct is None else direct
+
+    return _by_rows(src, dim, weights)
 
 
 def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
@@ -157,14 +164,12 @@ def spmm(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
     return project(other, messages, None)
 
 
-def _by_rows(src: Tensor, dim: int, function: Callable[[Tensor], Result]) -> Result:
-    """A function of rows (E, C), or `None`, of a tensor whose entries lie along `dim`."""
+def _by_rows(src: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of rows (E, C) of a tensor whose entries lie along `dim`."""
     if dim == 0 and src.dim() == 2:
         return function(src)
     moved = src.movedim(dim, 0)
     y = function(moved.reshape(moved.shape[0], prod(moved.shape[1:])))
-    if y is None:
-        return y
     return y.reshape(y.shape[0], *moved.shape[1:]).movedim(0, dim).contiguous()  # theirs is; programs use `view`
 
 
