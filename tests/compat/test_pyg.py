@@ -790,6 +790,8 @@ X = torch.ones(5, P)
     (lambda: ours.GCNConv(P, Q)(X[:, 1:], EDGES), r"GCNConv: x must have shape \(..., M, P=4\); got \(5, 3\)"),
     (lambda: ours.GCNConv(P, Q)(X, EDGES + 1), r"GCNConv: edge_index must be in \[0, .*; got 5 at edge 6"),
     (lambda: ours.SAGEConv(P, Q)(None, EDGES), r"SAGEConv: x must be a tensor"),
+    *((lambda layer=layer: layer(P, Q)(X[:, 0], EDGES), rf"{layer.__name__}: x must have shape .*N, P\); got \(5,\)")
+      for layer in (ours.GCNConv, ours.SAGEConv, ours.TAGConv)),
     (lambda: ours.SumAggregation()(X, EDGES[0, :4]), r"SumAggregation: the groups must .*E=5.*got \(4,\)"),
     (lambda: ours.global_mean_pool(X, EDGES[0, :4]), r"global_mean_pool: the groups must .*E=5.*got \(4,\)"),
     (lambda: ours.Linear(P, Q, weight_initializer="none"), "Linear: weight_initializer must be one of .*'glorot'"),
@@ -804,6 +806,14 @@ X = torch.ones(5, P)
 def test_errors_name_the_layer_and_the_argument(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("nodes", [torch.arange(10).view(5, 2), (torch.arange(10).view(5, 2), torch.ones(5, 2).long())])
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_graph_isomorphism_layers_take_integers(nodes, train_eps):
+    layer, peer = (library.GINConv(torch.nn.Linear(2, 3), 0.5, train_eps) for library in (ours, theirs))
+    peer.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(nodes, EDGES), peer(nodes, EDGES))
 
 
 @pytest.mark.parametrize("name, options", [("GATConv", {"negative_slope": -0.5}), ("GATv2Conv", {"edge_dim": 3}),

@@ -193,6 +193,8 @@ class GINConv(Layer):
     def forward(self, x: Nodes, edge_index: Any, size: Any = None) -> Tensor:
         """x (..., M, P), or (x_m, x_n), and edges -> what `nn` gives for (..., N, P)."""
         x, x_root = pair(x)
+        if not (x.is_floating_point() or x.is_complex()):  # a sum with eps x has its dtype
+            x, x_root = pair(x.to(self.eps.dtype) if x_root is x else (x.to(self.eps.dtype), x_root))
         graph = self._without_values(self._graph(edge_index, x, x_root, size), edge_index)
         if x_root is x and self._is_plain_sum():
             graph, x_root = looped(graph), None

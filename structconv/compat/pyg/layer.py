@@ -171,6 +171,8 @@ class Layer(MessagePassing):
                weight: Tensor | None = None, attr: Tensor | None = None) -> Graph:
         """The graph of a call from the rows of x to those of the targets, or of `size`."""
         owner = type(self).__name__
+        if x.dim() < 2:
+            raise ShapeError(owner, "x must have shape (..., N, P)", tuple(x.shape))
         inputs = x.shape[-2]
         outputs = targets.shape[-2] if targets is not None else None if size is None else size[1]
         if size is not None:
