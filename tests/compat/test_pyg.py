@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import structconv.compat.pyg as ours
-from structconv.compat.pyg import edges, polynomials
+from structconv.compat.pyg import aggregations, edges, polynomials
 from structconv.compat.pyg import pooling as functions
 from structconv.compat.pyg.edges import numbered
 from structconv.errors import ConfigError, ShapeError, StructureError
@@ -1154,6 +1154,26 @@ def test_groups_of_few_rows_need_no_graph_in_any_dtype(monkeypatch, kind, index,
     for result, peer in ((y, expected.to(dtype)), *[[torch.autograd.grad((t * spread[:len(t)]).sum(), x)[0] for t in (
             y, expected.to(dtype))]]):
         torch.testing.assert_close(result, peer, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name, options", [
+    ("Softmax", {}), ("Softmax", {"t": 0.5, "semi_grad": True}), ("Softmax", {"t": 2.0, "learn": True, "channels": 3}),
+    ("Var", {}), ("Std", {"semi_grad": True}), ("Std", {})])
+def test_softmaxes_and_deviations_of_groups_in_any_order_need_no_graph(monkeypatch, name, options, dtype):
+    """Whose layout takes longer than the sums."""
+    index, x = torch.tensor([2, 0, 0, 2, 0, 4, 2]), torch.randn(7, 3).to(dtype).requires_grad_()
+    layer, peer = (getattr(library, f"{name}Aggregation")(**options).to(dtype) for library in (ours, theirs))
+    expected = peer(x, index)
+    for name in ("memberships", "attend", "project"):
+        monkeypatch.setattr(aggregations, name, None)
+    y = layer(x, index)
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+    for result, other in zip(*(torch.autograd.grad(t.sum() + t.square().sum(), [x, *m.parameters()]) for t, m in (
+            (y, layer), (expected, peer))), strict=True):
+        torch.testing.assert_close(result, other, rtol=4 * tolerance, atol=4 * tolerance)
 
 
 def test_groups_given_by_their_starts_have_the_same_deviations():

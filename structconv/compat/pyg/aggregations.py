@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine, Bilinear
 from structconv.bases.sparse import Sparse
-from structconv.compat.pyg.edges import edges_to_outputs, gather, memberships
+from structconv.compat.pyg.edges import edges_to_outputs, gather, group_count, memberships
 from structconv.compat.pyg.linear import Linear, LinearByType, project
 from structconv.compat.pyg.operator import attend, is_few
 from structconv.compat.pyg.tracing import is_tracing, traceable
@@ -32,7 +32,7 @@ from structconv.planning.precision import promoted_dtype
 from structconv.primitives.native.adjacency import unchanged
 from structconv.primitives.native.layer import group_starts, pool_groups, scatter_rows
 from structconv.primitives.native.node import is_direct
-from structconv.primitives.segments import is_few_rows, segment_max, segment_sum, sum_of_rows
+from structconv.primitives.segments import is_few_rows, segment_max, segment_softmax, segment_sum, sum_of_rows
 from structconv.primitives.sorting import numbered_by_count
 from structconv.structures.graph import Graph
 from structconv.torch_compat import all_plain, any_autocast, calls_forward, forward_level
@@ -170,6 +170,9 @@ class MeanAggregation(_Aggregation):
         return SumAggregation._rule(how, x, messages, known) / counts(messages.graph, x.dtype)
 
 
+_MEAN = MeanAggregation()
+
+
 class MaxAggregation(_Aggregation):
     """The largest of m_e in each channel.
 
@@ -225,6 +228,15 @@ class VarAggregation(_Aggregation):
 
     def _pooling(self) -> tuple[str | None, float]:
         return None if self.semi_grad else "var", 1.0
+
+    def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        y = super()._in_groups(x, index, size)
+        if y is not None:
+            return y
+        mean = _MEAN._in_groups(x, index, size)  # of groups in any order
+        squares = None if mean is None else _MEAN._in_groups(
+            (x.detach() if self.semi_grad else x).square(), index, size)
+        return None if squares is None else squares - cast(Tensor, mean).square()
 
     @staticmethod
     def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
@@ -308,15 +320,41 @@ class SoftmaxAggregation(_Learned):
             return None, 1.0
         return "fixed softmax" if self.semi_grad else "softmax", float(self.t)
 
+    def _in_groups(self, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+        y = super()._in_groups(x, index, size)
+        return _softmax_sums(self, x, index, size) if y is None else y
+
     @staticmethod
     def _rule(how: Any, x: Tensor, messages: Sparse, known: Known) -> Tensor:
         x, graph = (x, messages.graph) if messages.values is None else _rows(x, messages)
+        sums = _softmax_sums(how, gather(x, graph), graph.target, graph.num_outputs) if x.dim() == 2 else None
+        if sums is not None:
+            return sums
         scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
         scaled = scaled.detach() if how.semi_grad else scaled
         none, scores = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs), None
         if x.dim() == 2 and is_few(graph, x.shape[1]):
             scores = Bilinear((1 + none).unsqueeze(-1), scaled.mT.unsqueeze(-1))
         return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none) if scores is None else scores, graph)[0]
+
+
+def _softmax_sums(how: Any, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
+    """`SoftmaxAggregation` of rows (E, C) in groups of any order; `None` where no kernel and no operator can read x."""
+    if not (is_plain(index) and index.shape == x.shape[:1] and len(index) and x.is_floating_point()):
+        return None
+    groups = group_count(index) if size is None else size
+    scores = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
+    weights = in_any_order(scores.detach() if how.semi_grad else scores, index, groups, "softmax",
+                           lambda rows, index: segment_softmax(rows, index, groups, rows=True))
+    if weights is None:
+        return None
+
+    def sum_of(rows: Tensor, index: Tensor) -> Tensor:
+        return segment_sum(rows, index, groups, rows=True)
+
+    messages = weights * x
+    sums = in_any_order(messages, index, groups, "sum", sum_of)
+    return sum_of(messages, index) if sums is None else sums
 
 
 class PowerMeanAggregation(_Learned):
@@ -581,9 +619,10 @@ def _in_other_dtypes(x: Tensor, index: Tensor, groups: int, kind: str, composed:
         wide = x.float()
         y = scatter_rows(wide, index, groups, kind, composed) if is_direct(wide) else None
         return None if y is None else y.to(x.dtype)
-    if (x.dtype is not torch.float64 or not x.is_cpu or kind == "softmax" or not values_known(x, index)
-            or forward_level() >= 0):
+    if x.dtype is not torch.float64 or not x.is_cpu or not values_known(x, index) or forward_level() >= 0:
         return None
+    if kind == "softmax":
+        return composed(x, index)
     if kind in ("max", "min"):
         return segment_max(x, index, groups, rows=True) if kind == "max" else -segment_max(-x, index, groups, rows=True)
     sums = segment_sum(x, index, groups, rows=True)
