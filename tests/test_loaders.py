@@ -40,6 +40,9 @@ OPTIONS = {
     "sorted": {"is_sorted": True},
     "uniform": {"time_attr": "time"},
     "last": {"time_attr": "time", "temporal_strategy": "last"},
+    "last weighted": {"time_attr": "time", "temporal_strategy": "last", "weight_attr": "edge_weight"},
+    "last weighted replace": {"time_attr": "time", "temporal_strategy": "last", "weight_attr": "edge_weight",
+                              "replace": True},
     "induced": {"subgraph_type": "induced"},
     "bidirectional": {"subgraph_type": "bidirectional"},
 }

@@ -222,7 +222,7 @@ class NeighborLoader(Loader):
         subgraph_type: "directional" (the drawn edges), "bidirectional" (these in both directions) or "induced" (all
             edges between the drawn nodes).
         disjoint: each seed has a subgraph of its own; `batch` says which. With times this is always so.
-        temporal_strategy: "uniform", or "last": the latest edges that are not too late.
+        temporal_strategy: "uniform", or "last": the latest edges that are not too late, of positive weight.
         time_attr: an integer attribute of nodes or edges: no neighbor is later than its seed.
         weight_attr: an attribute of edges: edges are drawn with probabilities proportional to it, one of weight 0
             only by -1.

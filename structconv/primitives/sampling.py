@@ -65,7 +65,7 @@ def draw_neighbors(edges: InEdges, nodes: Tensor, fanout: int, *, seed: int, rel
         base: the number of the first node; nodes follow one another.
         limits: (n,) int64: no edge is later.
         replace: an edge may be drawn more than once; `fanout` are drawn of a node that has any.
-        last: only the last `fanout` edges may be drawn.
+        last: only the last `fanout` edges may be drawn, of those with a positive weight.
 
     Returns:
         Where each edge begins, which edge it is, and the number of the node that it leads to, by node.
@@ -177,13 +177,22 @@ def _bounds(edges: InEdges, nodes: Tensor, limits: Tensor | None, fanout: int, r
     if limits is not None:
         end = _later(edges, first, end, limits)
     if last and fanout >= 0:
-        first = torch.maximum(first, end - fanout)
+        first = torch.maximum(first, end - fanout) if edges.weights is None else _last_drawable(
+            edges.weights, first, end, fanout)
     population = drawn = end - first
     if fanout >= 0:
         if edges.weights is not None:
             drawn = (_padded(edges.weights, first, population) > 0).sum(1)
         drawn = (drawn > 0) * fanout if replace else drawn.clamp(max=fanout)
     return first, population, torch.cat([drawn.new_zeros(1), drawn.cumsum(0)]), -1
+
+
+def _last_drawable(weights: Tensor, first: Tensor, end: Tensor, fanout: int) -> Tensor:
+    """Return where the last `fanout` slots of positive weight of each [first, end) begin."""
+    drawable = (_padded(weights, first, end - first) > 0).long()
+    after = drawable.flip(1).cumsum(1).flip(1)  # how many from here on
+    kept = ((after <= fanout) & (torch.arange(drawable.shape[1]) < (end - first).unsqueeze(1))).sum(1)
+    return end - kept
 
 
 def _later(edges: InEdges, low: Tensor, high: Tensor, limits: Tensor) -> Tensor:

@@ -37,7 +37,13 @@ template <class I> int64_t bounds(const SampleBoundsArgs& a) {
         int64_t first = indptr[node], end = indptr[node + 1];
         if (first < 0 || end < first || end > a.edges.slots || end - first >= int64_t{1} << 31) return i;
         if (a.limits) end = later<I>(a.edges, first, end, a.limits[i]);
-        if (a.last && a.fanout >= 0 && end - first > a.fanout) first = end - a.fanout;
+        if (a.last && a.fanout >= 0 && a.edges.weights) {
+            int64_t slot = end;
+            for (int64_t kept = 0; slot > first && kept < a.fanout;) kept += a.edges.weights[--slot] > 0;
+            first = slot;
+        } else if (a.last && a.fanout >= 0 && end - first > a.fanout) {
+            first = end - a.fanout;
+        }
         const int64_t population = end - first;
         int64_t drawn = population;
         if (a.fanout >= 0) {
