@@ -1,12 +1,13 @@
 """The command `structconv`: verbs, exit codes and one-line errors; torch is imported by the verb that needs it.
 
 Exit codes: 0 done, 2 bad usage or configuration, 3 bad data, 4 training diverged, 75 interrupted with the state saved,
-130 ended by Ctrl-C, 1 anything else.
+130 ended by Ctrl-C, 141 the reader of the output has closed it, 1 anything else.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from structconv.errors import ConfigError, DataError, ShapeError, StructconvErro
 
 __all__ = ["Parser", "execute", "main", "shared_options"]
 
-_EXIT_AT_ONCE = 130  # 128 and the number of SIGINT, as shells have it
+_EXIT_AT_ONCE, _CLOSED_PIPE = 130, 141  # 128 and the number of SIGINT or SIGPIPE, as shells have it
 _CODES = {ConfigError: 2, ShapeError: 2, DataError: 3, StructureError: 2}  # a DataError is a StructureError
 _DESCRIPTION = "Convolution and attention as one operator: y = sum_k A_k^T x Theta_k."
 
@@ -51,14 +52,16 @@ def execute(parser: Parser, argv: Sequence[str] | None) -> int:
     except SystemExit as leave:
         return int(leave.code or 0)
     try:
-        return int(args.run(args, rest))
+        code = int(args.run(args, rest))
+        sys.stdout.flush()
+        return code
     except Stop as stopped:
         return _fail(parser.prog, args, str(stopped), stopped.exit_code, **stopped.details)
     except KeyboardInterrupt:
         return _fail(parser.prog, args, "interrupted", _EXIT_AT_ONCE)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
+    except BrokenPipeError:  # the interpreter writes the rest of the output when it ends: to nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
     except Exception as error:
         if args.debug:
             raise
@@ -88,7 +91,8 @@ def _parser() -> Parser:
 def _fail(prog: str, args: argparse.Namespace, message: str, code: int, **more: Any) -> int:
     if args.json:
         print_json({"error": message, "exit_code": code, **more})
-    print(f"{prog}: " + " ".join(message.split()), file=sys.stderr)
+    line = " ".join(message.split())
+    print(line if line.startswith((f"{prog}: ", f"{prog} ")) else f"{prog}: {line}", file=sys.stderr)
     return code
 
 

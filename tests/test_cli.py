@@ -1,6 +1,7 @@
 """The command as a user meets it: help, errors, exit codes, verbs of the library, and those of plug-ins."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -68,7 +69,7 @@ def test_words_that_do_not_fit_are_an_object_for_programs(words, capsys):
 def test_a_verb_of_systems_names_the_distribution_to_install(words, capsys, single):
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert captured.err == (f"structconv: structconv {words[0]}: the distribution structconv-systems must be "
+    assert captured.err == (f"structconv {words[0]}: the distribution structconv-systems must be "
                             "installed; got none. Install it: pip install structconv-systems.\n")
     assert bool(captured.out) == ("--json" in words)
 
@@ -78,7 +79,7 @@ def test_bench_says_how_to_get_the_benchmarks(words, capsys, monkeypatch):
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert captured.err == ('structconv: structconv bench: the package benchmarks must be importable; got none. '
+    assert captured.err == ('structconv bench: the package benchmarks must be importable; got none. '
                             'Clone the repository and run there: pip install -e ".[all]" -e systems.\n')
     assert bool(captured.out) == ("--json" in words)
 
@@ -149,3 +150,21 @@ def test_leaving_at_once_is_no_saved_interruption(monkeypatch, capsys):
 def test_a_basis_too_large_to_draw_is_refused(capsys):
     assert main(["show", "identity", "--grid", "300x300"]) == 2
     assert "Take a smaller --grid." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "begins"), [
+    (["show", "nothing"], "structconv: a basis must be one of"),
+    (["plan", "shift", "--grid", "9xx9"], "structconv: --grid")])
+def test_an_error_names_the_command_once(words, begins, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(begins)
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"]])
+def test_a_closed_pipe_ends_the_command_quietly(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "structconv.cli", *words], stdout=writing, stderr=subprocess.PIPE,
+                          text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -20,7 +20,9 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         table.add_column(header, justify="left" if index < texts else "right")
     for row in rows:
         table.add_row(*row)
-    console.print(table, markup=False)
+    with console.capture() as text:  # the console itself would end the command if the reader closes the pipe
+        console.print(table, markup=False)
+    print(text.get(), end="")
 
 
 def number(value: float | None) -> str:
