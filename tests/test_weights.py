@@ -16,6 +16,7 @@ from structconv import (
     Grouped,
     LowRank,
     Separable,
+    ShapeError,
     Shared,
     Shifts,
     Window,
@@ -213,3 +214,52 @@ def test_a_weight_of_the_user_is_drawn_with_the_variance_of_its_inputs():
     theta.reset_parameters(energy, 3.0)
     of_outputs = (energy[:, None, None] * theta().dense().detach().square()).sum((0, 1)).mean()
     assert of_outputs.item() == pytest.approx(3.0, rel=1e-4)
+
+
+class Circulant(Weight, generator="KBCS"):
+    """Blocks of circulant matrices, whose axes are none of P and Q, and which read the option of the constructor."""
+
+    generator: torch.Tensor
+    in_channels = property(lambda self: self.generator.shape[1] * self.block)
+    out_channels = property(lambda self: self.generator.shape[2] * self.block)
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    def _extents(self, size, in_channels, out_channels):
+        return {"B": in_channels // self.block, "C": out_channels // self.block, "S": self.block}
+
+    def dense(self):
+        i = torch.arange(self.block)
+        return self.generator[..., (i[:, None] - i) % self.block].transpose(2, 3).flatten(1, 2).flatten(2, 3)
+
+
+def test_a_weight_of_the_user_reads_its_options():
+    layer = Conv(Shifts([-1, 0, 1]), 8, 6, weight=Circulant(2), dtype=torch.float64)
+    x = torch.randn(3, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), by_definition(x, layer.basis(x), layer.weight()) + layer.bias)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+    assert repr(layer.weight) == "Circulant(2, K=3, P=8, Q=6)" and layer.weight().slice(0, 2).size == 2
+
+
+def user_weight(dense, extents=None, **letters):
+    attributes = {"__annotations__": {"a": torch.Tensor}, "__module__": __name__, "dense": dense}
+    if extents is not None:
+        attributes["_extents"] = lambda self, size, in_channels, out_channels: extents
+    return type(Weight)("Mine", (Weight,), attributes, **letters)()
+
+
+@pytest.mark.parametrize(("build", "error", "message"), [
+    (lambda: user_weight(lambda self: self.a[0], a="KPQ"), ShapeError,
+     r"^Mine: dense must return a tensor \(K=3, P=8, Q=6\); got \(8, 6\)"),
+    (lambda: user_weight(lambda self: None, a="KPQ"), ShapeError, "dense must return a .*; got NoneType"),
+    (lambda: user_weight(lambda self: self.a.sum(-1), a="KPQZ"), ConfigError,
+     r"^Mine: _extents must return the size of each letter other than K, P and Q, here Z; got \[\]"),
+    (lambda: user_weight(lambda self: self.a.sum(-1), {"Y": 2}, a="KPQZ"), ConfigError, r"here Z; got \['Y'\]"),
+    (lambda: user_weight(lambda self: self.a), ConfigError,
+     r"^Mine: each tensor must have its axes in the class line, a='KPQ'; got \{\}"),
+    (lambda: user_weight(lambda self: self.a[..., None].expand(-1, -1, 6), a="KP"), ConfigError,
+     r"^Mine: its tensors must have an axis Q, or the class a property out_channels; got \{'a': 'KP'\}")])
+def test_mistakes_in_a_weight_of_the_user_are_named(build, error, message):
+    with pytest.raises(error, match=message):
+        Conv(Shifts([-1, 0, 1]), 8, 6, weight=build())(torch.randn(9, 8))

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from structconv.arguments import check_constructor
 from structconv.bases.tree import Shared
-from structconv.errors import ShapeError
+from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, linear
-from structconv.shapes import check_positive
+from structconv.shapes import check_positive, shape_or_type
 from structconv.structures.values import FrozenValue, key_of, register_node
 from structconv.written import written
 
@@ -101,6 +101,11 @@ class Weight(FrozenValue, abc.ABC):
                              else key_of(field) for field in self.__dict__.values()]
 
     @property
+    def _is_own(self) -> bool:
+        """True for a class of the user's: its values hold the options of the constructor, and it is checked."""
+        return not type(self).__module__.startswith("structconv.")
+
+    @property
     def is_value(self) -> bool:
         """True if the weight holds tensors, False if it is a configuration."""
         return all(name in self.__dict__ for name in self.FIELDS)
@@ -155,6 +160,8 @@ class Weight(FrozenValue, abc.ABC):
         check_positive(owner, "in_channels", in_channels)
         check_positive(owner, "out_channels", out_channels)
         weight = self._module(sizes, in_channels, out_channels, dtype, device)
+        if self._is_own:
+            self._check_dense(weight().dense(), sum(sizes), in_channels, out_channels)
         weight.reset_parameters()
         return weight
 
@@ -162,11 +169,32 @@ class Weight(FrozenValue, abc.ABC):
                 device: Device) -> BoundWeight:
         size = sum(sizes)
         extents = {"K": size, "P": in_channels, "Q": out_channels, **self._extents(size, in_channels, out_channels)}
+        self._check_letters(extents)
         tensors = {name: Factor(axes, self.LINEAR[name], extents, dtype, device) if name in self.LINEAR else
                    torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
                    for name, axes in self.LETTERS.items()}
         fixed = {name: {"size": size, "channels": in_channels}[name] for name in self.FIELDS if name not in tensors}
+        if self._is_own:
+            fixed = {**self.__dict__, **fixed}
         return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
+
+    def _check_letters(self, extents: Mapping[str, int]) -> None:
+        """Raise `ConfigError` if a tensor has no letters, or a letter no size."""
+        owner = type(self).__name__
+        for name in self.FIELDS:
+            if self._is_own and name not in self.LETTERS:
+                raise ConfigError(owner, f"each tensor must have its axes in the class line, {name}='KPQ'",
+                                  repr(dict(self.LETTERS)))
+        unknown = sorted({letter for axes in self.LETTERS.values() for letter in axes} - set(extents))
+        if unknown:
+            raise ConfigError(owner, f"_extents must return the size of each letter other than K, P and Q, here "
+                              f"{', '.join(unknown)}", repr(sorted(set(extents) - {'K', 'P', 'Q'})))
+
+    def _check_dense(self, theta: Any, size: int, in_channels: int, out_channels: int) -> None:
+        """Raise `ShapeError` unless `theta` is a tensor (K, P, Q)."""
+        if not isinstance(theta, Tensor) or theta.shape != (size, in_channels, out_channels):
+            raise ShapeError(type(self).__name__, f"dense must return a tensor (K={size}, P={in_channels}, "
+                             f"Q={out_channels})", shape_or_type(theta))
 
     def _extents(self, size: int, in_channels: int, out_channels: int) -> dict[str, int]:
         """The sizes of all other letters, and of K, P and Q if they are not the arguments."""
@@ -198,7 +226,9 @@ class Weight(FrozenValue, abc.ABC):
             if letter in axes:
                 extent: int = getattr(self, name).shape[axes.index(letter)]
                 return extent
-        raise AttributeError(letter)
+        name = {"K": "size", "P": "in_channels", "Q": "out_channels"}.get(letter, letter)
+        raise ConfigError(type(self).__name__, f"its tensors must have an axis {letter}, or the class a property "
+                          f"{name}", repr(dict(self.LETTERS)), f"Define it: {name} = property(lambda self: ...).")
 
     @property
     def size(self) -> int:
