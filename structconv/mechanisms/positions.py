@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -92,16 +92,16 @@ class RelativeBias(Term):
     batching = "offsets"
     table: nn.Parameter = private.parameter()
 
-    def __init__(self, clip: int | tuple[int, ...], heads: int | None = None, *, buckets: str = "clip",
+    def __init__(self, clip: int | Sequence[int], heads: int | None = None, *, buckets: str = "clip",
                  grid: Grid | None = None, structure: str | None = None) -> None:
         super().__init__(heads, structure=structure)
-        axes = clip if isinstance(clip, tuple) else (clip,)
-        for distance in axes:
+        own: Any = tuple(clip) if isinstance(clip, list) else clip
+        of_axes = isinstance(own, tuple)
+        for distance in own if of_axes else (own,):
             (check_natural if buckets == "clip" else check_positive)("RelativeBias", "clip", distance)
-        check_choice("RelativeBias", "buckets", buckets,
-                     ("clip",) if isinstance(clip, tuple) else ("clip", "log", "log_causal"))
-        self.clip, self.buckets, self.grid = clip, buckets, grid
-        if isinstance(clip, tuple):
+        check_choice("RelativeBias", "buckets", buckets, ("clip",) if of_axes else ("clip", "log", "log_causal"))
+        self.clip, self.buckets, self.grid = own, buckets, grid
+        if of_axes:
             self.batching, self.reads = "apart", () if grid is not None else ("structure",)
 
     def bind(self, channels: Channels) -> None:

@@ -72,6 +72,9 @@ class Support(Structure, abc.ABC):
         pairs = torch.broadcast_shapes(m.shape, n.shape)
         m, n = m[(None,) * (len(pairs) - m.dim())], n[(None,) * (len(pairs) - n.dim())]
         keep = self._contains(m, n)
+        if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
+            raise StructureError(type(self).__name__, "_contains must return a tensor of booleans",
+                                 keep.dtype if isinstance(keep, Tensor) else type(keep).__name__)
         return keep.expand(keep.shape[:keep.dim() - len(pairs)] + pairs)
 
     @abc.abstractmethod
@@ -101,13 +104,21 @@ class Support(Structure, abc.ABC):
     def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
         """`edges` if there are any, else `candidates`, and whether these are exactly the pairs; remembered."""
         exact = derived(self, ("edges", num_inputs, num_outputs, device),
-                        lambda: self.edges(num_inputs, num_outputs, device))
+                        lambda: self._checked_edges(num_inputs, num_outputs, device))
         return (exact, True) if exact is not None else (self.candidates(num_inputs, num_outputs, device), False)
+
+    def _checked_edges(self, num_inputs: int, num_outputs: int, device: Device) -> Graph | None:
+        graph: Any = self.edges(num_inputs, num_outputs, device)
+        if graph is None or isinstance(graph, Graph):
+            return graph
+        raise StructureError(type(self).__name__, "edges must return a Graph, or None", type(graph).__name__)
 
     @property
     def listed(self) -> bool:
-        """True if `edges` returns a list, judged only by types and sizes."""
-        return False
+        """True if `edges` returns a list, judged only by types and sizes; by default if the class defines `edges` and
+        `edge_bound`."""
+        own = type(self)
+        return own.edges is not Support.edges and own.edge_bound is not Support.edge_bound
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

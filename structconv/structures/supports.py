@@ -81,6 +81,9 @@ class Window(Support):
     center: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("radius", "dilation"):
+            if isinstance(numbers := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(numbers))
         _check_numbers(self.radius, self.dilation)
         if isinstance(self.grid, (*NO_TENSORS, tuple, Graph)):
             raise StructureError("Window", "grid must be a Grid", type(self.grid).__name__)

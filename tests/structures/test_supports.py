@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from structconv import Conv, DotProduct, RelativeBias, Uniform
 from structconv.errors import StructureError
-from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, Padding, Window
+from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, Padding, Support, Window
 from structconv.structures.masks import And, Not, Or, Transposed
+from structconv.structures.values import structure
 from tests.support.errors import check_refused
 
 
@@ -250,3 +252,59 @@ def test_devices():
     support = Window(1) & Padding(torch.rand(6) > 0.5) | EdgeSupport(Graph(torch.tensor([[0], [5]]), num_nodes=6))
     moved = support.to("meta")
     assert moved.first.second.keep.is_meta and moved.second.graph.edge_index.is_meta
+
+
+@structure()
+class Diagonal(Support):
+    """m = n + step, by the methods that a user's support defines."""
+
+    step: int
+
+    def _contains(self, m, n):
+        return m == n + self.step
+
+    def edges(self, num_inputs, num_outputs, device=None):
+        n = torch.arange(min(num_inputs - self.step, num_outputs), device=device)
+        return Graph(torch.stack([n + self.step, n]), num_inputs=num_inputs, num_outputs=num_outputs)
+
+    def edge_bound(self, num_inputs, num_outputs):
+        return num_outputs
+
+
+@pytest.mark.parametrize("combine", [lambda own: own, lambda own: own | Window(0), lambda own: own & Blocks(50),
+                                     lambda own: own.transpose()])
+def test_only_the_pairs_that_a_support_of_the_user_lists_are_scored(combine):
+    support = combine(Diagonal(2))
+    assert support.listed and "edge_attention" in plan_of(support, 4096)
+    assert_lists_agree(support, 9, 9)
+
+
+def plan_of(support, entries):
+    return Conv(DotProduct(dim=4).masked(keep=support).softmax(), 4, 4).plan(torch.randn(entries, 4)).kernel
+
+
+@structure()
+class Wrong(Support):
+    result: object
+
+    def _contains(self, m, n):
+        return self.result
+
+    def edges(self, num_inputs, num_outputs, device=None):
+        return self.result
+
+
+@pytest.mark.parametrize(("result", "got"), [(None, "NoneType"), (torch.ones(1, 1), "torch.float32"), (3, "int")])
+def test_results_of_a_support_of_the_user_are_checked(result, got):
+    with pytest.raises(StructureError, match=rf"^Wrong: _contains must return a tensor of booleans; got {got}"):
+        table(Wrong(result), 3, 3)
+    if result is not None:
+        with pytest.raises(StructureError, match=r"^Wrong: edges must return a Graph, or None; got (Tensor|int)"):
+            Wrong(result).listing(3, 3)
+
+
+def test_lists_of_numbers_are_tuples():
+    assert Window([3, 5], dilation=[1, 2]).on(Grid((9, 9))).axes() == [(1, 1), (2, 2)]
+    assert Uniform([3, 5]).window == (3, 5) and RelativeBias([2, 1]).clip == (2, 1) and Global([0, 2]).entries == (0, 2)
+    with pytest.raises(StructureError, match=r"^Window: a tuple gives neighborhood sizes, each odd; got \(4, 3\)"):
+        Window([4, 3])
