@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from structconv import Conv, DotProduct, Mechanism, ShapeError, StructureError, conv
+from structconv import ConfigError, Conv, DotProduct, Mechanism, ShapeError, StructureError, conv
 from structconv.bases import Basis, Identity, Score, value
 from structconv.structures import Causal, Grid, Samples, Window
 from structconv.testing import Setup, Specimen, suite
@@ -248,6 +248,43 @@ def test_entries_of_another_shape_are_refused():
     basis = NoPairs(torch.zeros(2, 3), 5)
     with pytest.raises(ShapeError, match=r"^NoPairs: evaluate must return .* \(..., K=2, 3, 5\); got \(2, 3\)"):
         basis.softmax().dense()
+
+
+@pytest.mark.parametrize("mask", [None, Window(1)])
+def test_a_score_without_the_axis_of_heads_is_refused_even_if_the_batch_has_as_many_samples(mask):
+    @value
+    class Product(Score):
+        s: torch.Tensor
+        size = property(lambda self: self.s.shape[-3])
+        num_inputs = num_outputs = property(lambda self: self.s.shape[-2])
+        batch_shape = property(lambda self: self.s.shape[:-3])
+
+        def evaluate(self, pairs):
+            return pairs.combine(lambda s, t: (s * t).sum(-1), self.s, self.s)[:, 0]
+
+    scores = Product(torch.randn(2, 2, 6, 3))
+    with pytest.raises(ShapeError, match=r"^Product: evaluate .*, \(2, 2, .*\), for batch_shape is \(2,\); got \(2, "):
+        (scores if mask is None else scores.masked(keep=mask)).softmax().dense()
+
+
+@pytest.mark.parametrize(("wrong", "got"), [(torch.ones(1, 6, 5), r"\(1, 6, 5\)"), (None, "NoneType"), ([1], "list")])
+def test_a_dense_of_another_shape_is_refused(wrong, got):
+    @value
+    class Wrong(Basis):
+        size, num_inputs, num_outputs = 1, 6, 6
+
+        def dense(self, dtype=None):
+            return wrong
+
+    with pytest.raises(ShapeError, match=rf"^Wrong: dense must return a tensor \(..., K=1, M=6, N=6\); got {got}"):
+        conv(torch.randn(6, 5), Wrong(), torch.randn(1, 5, 7))
+
+
+def test_a_size_that_is_a_method_is_refused():
+    with pytest.raises(ConfigError, match=r"^Twice: size must be a property; got a method. Write @property above it"):
+        class Twice(Mechanism):
+            def size(self):
+                return 2
 
 
 class Inner(Mechanism):

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from structconv.arguments import explained
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
+from structconv.shapes import shape_or_type
 from structconv.structures.values import NOTED, FrozenValue, field_names, frozen, key_of, size_class, tensors_in
 
 __all__ = ["Algebra", "Basis", "operator", "value"]
@@ -366,10 +367,22 @@ class Basis(FrozenValue, Algebra["Basis"], abc.ABC):
         return basis_png(dense[(0,) * (dense.dim() - 3)])
 
 
+def _check_dense(basis: Basis, a: Any) -> None:
+    """Raise `ShapeError` unless `a` is a tensor (..., K, M, N); its K is checked for all classes."""
+    sides = basis.num_inputs, basis.num_outputs
+    if not isinstance(a, Tensor) or (a.dim() > 2 and a.shape[-2:] != sides):
+        raise ShapeError(type(basis).__name__, f"dense must return a tensor (..., K={basis.size}, M={sides[0]}, "
+                         f"N={sides[1]})", shape_or_type(a))
+
+
 def _with_absent(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap `dense(dtype)` of a class as `dense(dtype, absent=...)`, and check that it returns (..., K, M, N)."""
+    by_user = not (own.__module__ or "").startswith("structconv.")
+
     def dense(self: Basis, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
         a, present = own(self, dtype), None if absent == 0 else self._present()
+        if by_user and not torch.compiler.is_compiling():
+            _check_dense(self, a)
         if not a.is_floating_point() and not a.is_complex():
             a = a.to(dtype or torch.get_default_dtype())  # a table of booleans counts as zeros and ones
         if a.dim() < 3 or a.shape[-3] != self.size:

@@ -20,7 +20,7 @@ from structconv.bases.pairwise import Pairwise
 from structconv.bases.sparse import OnGraph
 from structconv.bases.tree import Projected, Term
 from structconv.derived import values_known
-from structconv.errors import ConfigError, ShapeError
+from structconv.errors import ConfigError, ShapeError, text_of
 from structconv.primitives.functions import finite
 from structconv.primitives.segments import segment_sum
 from structconv.shapes import broadcast, check_same_shape
@@ -94,13 +94,16 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
                               "Convert them: .to(dtype).")
         rank = len(tail)
         whole = isinstance(a, Tensor) and a.shape[-rank:] == tail and a.dim() > rank
+        if whole and not own and a.dim() <= rank + len(self.batch_shape):  # without K it fits, too, where B is K
+            raise ShapeError(type(self).__name__, f"evaluate must return {_letters(tail)} at these pairs, "
+                             f"{text_of((*self.batch_shape, self.size, *tail))}, for batch_shape is "
+                             f"{text_of(self.batch_shape)}", tuple(a.shape), f"The axis of K is dim -{rank + 1}.")
         if whole and (own or a.shape[-rank - 1] == self.size):
             return a
         sizes = tuple(a.shape) if isinstance(a, Tensor) else ()
         full = (self.size, *tail)
         if len(sizes) <= rank or any(n not in (1, size) for n, size in zip(sizes[-rank - 1:], full, strict=True)):
-            letters = "(..., K, M, N)" if len(tail) == 2 else "(..., K, E)"
-            raise ShapeError(type(self).__name__, f"evaluate must return {letters} at these pairs, (..., "
+            raise ShapeError(type(self).__name__, f"evaluate must return {_letters(tail)} at these pairs, (..., "
                              f"K={self.size}, {', '.join(map(str, tail))})",
                              sizes if isinstance(a, Tensor) else type(a).__name__, "It computes a part of all pairs. "
                              "pairs.source takes a tensor (..., K, M) there, pairs.target one (..., K, N). For vectors "
@@ -108,6 +111,10 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
         return a.expand(*sizes[:-rank - 1], *full)
 
     return expanded
+
+
+def _letters(pairs: tuple[int, ...]) -> str:
+    return "(..., K, M, N)" if len(pairs) == 2 else "(..., K, E)"
 
 
 @value

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import inspect
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -252,6 +253,8 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
         """Let the constructor name arguments of a wrong type."""
         super().__init_subclass__(**options)
         check_constructor(cls)
+        if inspect.isfunction(cls.__dict__.get("size")):
+            raise ConfigError(cls.__name__, "size must be a property", "a method", "Write @property above it.")
 
     def __init__(self, *, structure: str | None = None) -> None:
         super().__init__()

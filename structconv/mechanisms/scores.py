@@ -6,7 +6,7 @@ The `forward` of each returns one value of `bases/scores.py`. Scale, mask, softm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -142,7 +142,7 @@ class DotProduct(Score):
     """a_kmn = <W^q_k z_n, W^k_k x_m>; without arguments <z_n, x_m> (Luong et al. 2015, "dot").
 
     Args:
-        heads: K. dim: D, channels of a head; P // heads where only `heads` is given.
+        heads: K. dim: D, channels of a head; P / heads where only `heads` is given.
         shared_by: the number of consecutive heads that share a key (grouped queries); divides `heads`.
         bias: if True, the projections have a bias.
         rotary: a `Rotary`, which rotates queries and keys by their positions.
@@ -186,7 +186,10 @@ class DotProduct(Score):
                                   f"{channels.inputs} and {channels.others}", "Give dim=, so that both are projected.")
             return
         if self.dim is None:
-            self.dim = max(1, channels.inputs // self.heads)
+            if channels.inputs % self.heads:
+                raise ConfigError("DotProduct", f"heads must divide the P={channels.inputs} channels of x where dim is "
+                                  "not given", f"heads={self.heads}", "Give dim=, the channels of a head.")
+            self.dim = channels.inputs // self.heads
         self.query = Projection(channels.others, self.heads, self.dim, self.bias)
         self.key = Projection(channels.inputs, self.key_heads, self.dim, self.bias)
 
@@ -606,9 +609,10 @@ class Uniform(Score):
     reads = ("positions",)
     batching = "offsets"
 
-    def __init__(self, window: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, window: int | Sequence[int] | None = None) -> None:
         super().__init__()
-        self.window, self.support = window, None if window is None else Window(window)
+        own: Any = tuple(window) if isinstance(window, list) else window
+        self.window, self.support = own, None if own is None else Window(own)
 
     def forward(self, inputs: Inputs) -> Basis:
         output_positions, window = inputs.output_positions, self.support

@@ -106,6 +106,11 @@ class StructureBatch(FrozenValue):
         """The samples of the batch, one for each structure."""
         return derived(self, "samples", lambda: Samples(*map(list, zip(*map(_counts_of, self.parts), strict=True))))
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"'StructureBatch' object has no attribute {name!r}. To read the structure of a batch, "
+                             "define batched() and parts in your structure's class; or leave out batching in the "
+                             "mechanism's")
+
     def __repr__(self) -> str:
         return f"StructureBatch({', '.join(map(repr, self.parts))})"
 

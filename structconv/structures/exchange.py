@@ -43,8 +43,9 @@ class Exchange:
 
         An undirected edge becomes both directions, a loop one edge; parallel edges are kept. Where any edge has the
         attribute `weight` the graph is weighted, and edges without it weigh 1, as in NetworkX. Lists of numbers under
-        `attr` become `edge_attr` (E, A). A directed graph whose nodes have NetworkX's attribute `bipartite`, and whose
-        edges all lead from 0 to 1, is bipartite: nodes with 0 are the inputs, those with 1 the outputs. O(E).
+        `attr` become `edge_attr` (E, A). Both have torch's default dtype, which `torch.set_default_dtype` changes,
+        because Python's numbers have none. A directed graph whose nodes have NetworkX's attribute `bipartite`, and
+        whose edges all lead from 0 to 1, is bipartite: nodes with 0 are the inputs, those with 1 the outputs. O(E).
 
         Raises:
             StructureError: some edges have the attribute `attr`, and others not; or attributes are not numbers.

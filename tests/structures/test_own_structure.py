@@ -50,6 +50,11 @@ class Forest(FrozenValue):
         return tuple(Forest(part - start) for part, start in zip(self.parent.split(self.sizes), starts, strict=True))
 
 
+def test_a_batch_of_structures_says_how_it_becomes_one():
+    with pytest.raises(AttributeError, match=r"no attribute 'parent'. To .* define batched\(\) and parts in"):
+        _ = batch([Tree(torch.tensor([0])), Tree(torch.tensor([0, 0]))]).parent
+
+
 class Parent(Mechanism):
     """To each node its parent."""
 
