@@ -154,7 +154,9 @@ def test_a_basis_too_large_to_draw_is_refused(capsys):
 
 @pytest.mark.parametrize(("words", "begins"), [
     (["show", "nothing"], "structconv: a basis must be one of"),
-    (["plan", "shift", "--grid", "9xx9"], "structconv: --grid")])
+    (["plan", "shift", "--grid", "9xx9"], "structconv: --grid"),
+    (["show", "shift", "--out", "no/such.png"], "structconv show: --out must be in a folder that there is; got no/"),
+])
 def test_an_error_names_the_command_once(words, begins, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(begins)

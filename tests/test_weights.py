@@ -250,6 +250,8 @@ def user_weight(dense, extents=None, **letters):
 
 
 @pytest.mark.parametrize(("build", "error", "message"), [
+    (lambda: user_weight(lambda self: self.factors, factors="KPQ"), ConfigError,
+     r"^Mine: no tensor may have the name of an attribute of Weight; got factors. Rename it"),
     (lambda: user_weight(lambda self: self.a[0], a="KPQ"), ShapeError,
      r"^Mine: dense must return a tensor \(K=3, P=8, Q=6\); got \(8, 6\)"),
     (lambda: user_weight(lambda self: None, a="KPQ"), ShapeError, "dense must return a .*; got NoneType"),

@@ -35,6 +35,8 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
     options = read_options(args)
     if args.out and Path(args.out).suffix.lower() != ".png":
         raise ConfigError("structconv show", "--out must name a .png", args.out)
+    if args.out and not Path(args.out).parent.is_dir():
+        raise ConfigError("structconv show", "--out must be in a folder that there is", args.out)
     basis = _basis(args.name, options)
     _check_size(basis)
     dense_KMN = basis.dense().detach()

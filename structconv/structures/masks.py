@@ -8,7 +8,6 @@ programs. This file holds what all of them share and their combinations; `suppor
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, cast
@@ -172,12 +171,6 @@ class Support(Structure, abc.ABC):
 
     def __invert__(self) -> Support:
         return inverted(self)
-
-    def __repr__(self) -> str:
-        fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
-        shown = [f"{f.name}={_brief(value)}" for f, value in fields
-                 if f.default is dataclasses.MISSING or value is not f.default]
-        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class _Pair(Support):
@@ -409,9 +402,3 @@ def filtered(graph: Graph, keep: Tensor) -> Graph:
     holds no values, all pairs."""
     kept = graph.edge_index if keep.is_meta else graph.edge_index[:, keep]
     return Graph(kept, num_inputs=graph.num_inputs, num_outputs=graph.num_outputs)
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
-    return repr(value)

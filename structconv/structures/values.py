@@ -55,6 +55,12 @@ class FrozenValue:
         return type(self), *(size_class(field) if name in self.ENTRY_COUNTS and type(field) is int else key_of(field)
                              for name, field in zip(field_names(self), fields(self), strict=True))
 
+    def __repr__(self) -> str:
+        shown = [f"{name}={_brief(getattr(self, name, None))}"
+                 for name, field in getattr(self, "__dataclass_fields__", {}).items()
+                 if field.default is dataclasses.MISSING or getattr(self, name, None) is not field.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def changed(self) -> None:
         """Forget what was derived from the tensors of this value: to be called after a write that torch does not count.
 
@@ -210,6 +216,13 @@ def altered(value: Any, /, **changed: Any) -> Any:
     """The frozen value with other fields, which are not checked again; what `__post_init__` derives is computed again.
     Tensors beside its fields, which another constructor made, are an error."""
     return alterer(value)(changed)
+
+
+def _brief(value: Any) -> str:
+    """A tensor by its dtype and shape, anything else as it prints."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+    return repr(value)
 
 
 def alterer(value: Any) -> Callable[[dict[str, Any]], Any]:

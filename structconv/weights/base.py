@@ -72,6 +72,10 @@ class Weight(FrozenValue, abc.ABC):
         """Make the class a dataclass, whose constructor takes options, and a pytree over its fields."""
         if letters:
             cls.LETTERS = letters
+        for name in letters:
+            if cls._is_users() and hasattr(Weight, name):
+                raise ConfigError(cls.__name__, "no tensor may have the name of an attribute of Weight", name,
+                                  "Rename it.")
         check_constructor(cls)
         dataclasses.dataclass(eq=False, repr=False, init=False)(cls)
         fields = cls.FIELDS = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
@@ -100,10 +104,10 @@ class Weight(FrozenValue, abc.ABC):
         return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor)
                              else key_of(field) for field in self.__dict__.values()]
 
-    @property
-    def _is_own(self) -> bool:
+    @classmethod
+    def _is_users(cls) -> bool:
         """True for a class of the user's: its values hold the options of the constructor, and it is checked."""
-        return not type(self).__module__.startswith("structconv.")
+        return not cls.__module__.startswith("structconv.")
 
     @property
     def is_value(self) -> bool:
@@ -160,7 +164,7 @@ class Weight(FrozenValue, abc.ABC):
         check_positive(owner, "in_channels", in_channels)
         check_positive(owner, "out_channels", out_channels)
         weight = self._module(sizes, in_channels, out_channels, dtype, device)
-        if self._is_own:
+        if self._is_users():
             self._check_dense(weight().dense(), sum(sizes), in_channels, out_channels)
         weight.reset_parameters()
         return weight
@@ -174,7 +178,7 @@ class Weight(FrozenValue, abc.ABC):
                    torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
                    for name, axes in self.LETTERS.items()}
         fixed = {name: {"size": size, "channels": in_channels}[name] for name in self.FIELDS if name not in tensors}
-        if self._is_own:
+        if self._is_users():
             fixed = {**self.__dict__, **fixed}
         return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
 
@@ -182,7 +186,7 @@ class Weight(FrozenValue, abc.ABC):
         """Raise `ConfigError` if a tensor has no letters, or a letter no size."""
         owner = type(self).__name__
         for name in self.FIELDS:
-            if self._is_own and name not in self.LETTERS:
+            if self._is_users() and name not in self.LETTERS:
                 raise ConfigError(owner, f"each tensor must have its axes in the class line, {name}='KPQ'",
                                   repr(dict(self.LETTERS)))
         unknown = sorted({letter for axes in self.LETTERS.values() for letter in axes} - set(extents))

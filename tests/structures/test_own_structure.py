@@ -55,6 +55,11 @@ def test_a_batch_of_structures_says_how_it_becomes_one():
         _ = batch([Tree(torch.tensor([0])), Tree(torch.tensor([0, 0]))]).parent
 
 
+def test_a_structure_prints_its_fields():
+    tree = Tree(torch.tensor([0, 0]))
+    assert repr(tree) == "Tree(parent=int64(2,))" and repr(batch([tree])).startswith("StructureBatch(Tree(parent=")
+
+
 class Parent(Mechanism):
     """To each node its parent."""
 
