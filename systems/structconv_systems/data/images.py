@@ -85,7 +85,8 @@ def read_images(path: str | Path) -> Images:
     Args:
         path: STEM of ``STEM-images-idx3-ubyte`` (S, H, W) and ``STEM-labels-idx1-ubyte`` (S,), of bytes, each plain or
             with ``.gz``; or a folder with one folder for each class, in the order of their names, which hold PNGs of
-            one size; colors become greys. Pillow, which comes with matplotlib, reads them.
+            one size; colors become greys. Pillow, which comes with matplotlib, reads them. The classes are mixed
+            evenly, so that the first or the last images are of all classes.
 
     Raises:
         DataError: a file is missing or malformed, or files do not match.
@@ -133,7 +134,10 @@ def _of_folder(path: Path) -> Images:
             raise DataError(file, f"an image of {_size(rows[0])} pixels, as the first", _size(row))
     names = tuple(folder.name for folder in folders)
     labels = torch.tensor([names.index(file.parent.name) for file in files])
-    return Images(inputs=torch.stack(rows) / 255, labels=labels, names=names)
+    counts = labels.bincount()
+    rank = torch.cat([torch.arange(count) for count in counts.tolist()])  # within the class: files are sorted by it
+    mixed = ((rank + 0.5) / counts[labels]).argsort(stable=True)
+    return Images(inputs=torch.stack(rows)[mixed] / 255, labels=labels[mixed], names=names)
 
 
 def _size(image: Tensor) -> str:

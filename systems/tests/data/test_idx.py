@@ -86,9 +86,16 @@ def test_a_folder_of_classes(tmp_path):
     (tmp_path / "ant" / "notes.txt").write_text("no image")
     actual = read_images(tmp_path)
     assert actual.inputs.shape == (3, 3, 4)
-    assert (actual.names, actual.labels.tolist()) == (("ant", "cat"), [0, 0, 1])
-    torch.testing.assert_close(actual.inputs[:, 0, 0] * 255, torch.tensor([50.0, 50.0, 0.0]))
+    assert (actual.names, actual.labels.tolist()) == (("ant", "cat"), [0, 1, 0])
+    torch.testing.assert_close(actual.inputs[:, 0, 0] * 255, torch.tensor([50.0, 0.0, 50.0]))
     assert len(files_of(tmp_path)) == 3
+
+
+def test_the_first_and_the_last_images_of_a_folder_are_of_all_classes(tmp_path):
+    write_folder(tmp_path, {"a": [(2, 2)] * 12, "b": [(2, 2)] * 6, "c": [(2, 2)] * 6})
+    labels = read_images(tmp_path).labels
+    for part in (labels[:8], labels[8:16], labels[-8:]):
+        assert part.bincount().tolist() == [4, 2, 2]
 
 
 def test_folders_that_cannot_be_read(tmp_path):
