@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 
 import pytest
 
@@ -43,6 +45,20 @@ def test_it_says_the_best_validation_of_each_group_and_rate(tmp_path, capsys, mo
     monkeypatch.setattr(Classification, "train_step", lambda self, step: pytest.fail("trained"))
     assert main([*WORDS, "--out", str(tmp_path)]) == 0
     assert row_of(capsys, "attention-near") == [f"{best:.4g}" for best in actual["attention-near"].values()]
+
+
+def test_an_interrupted_one_says_how_to_continue(tmp_path, capsys, monkeypatch, untested):
+    step = Classification.train_step
+
+    def interrupted(self, number):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(self, number)
+
+    with monkeypatch.context() as within:
+        within.setattr(Classification, "train_step", interrupted)
+        assert main([*WORDS, "--out", str(tmp_path)]) == 75
+    assert capsys.readouterr().err.rstrip().endswith("stopped after step 1; the same command continues")
+    assert main([*WORDS, "--out", str(tmp_path)]) == 0
 
 
 def test_a_rate_that_diverges_leaves_the_others_in_the_table(tmp_path, capsys, untested):

@@ -15,7 +15,7 @@ from structconv_systems.commands.recipes import working
 from structconv_systems.commands.reproduce import data_of, opened, place_of
 from structconv_systems.recipes.register import Entry, entry_named
 from structconv_systems.train.config import Recipe, resolve
-from structconv_systems.train.interrupt import Diverged, Interrupt
+from structconv_systems.train.interrupt import Diverged, Interrupt, Interrupted
 from structconv_systems.train.options import Measured, Trained
 from structconv_systems.train.progress import Progress, progress_for
 from structconv_systems.train.run import Run
@@ -102,6 +102,8 @@ def _best(job: Job, run: Run, interrupt: Interrupt, progress: Progress) -> float
     except Diverged as diverged:
         progress.note(str(diverged))
         return math.nan
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; the same command continues", run.folder) from None
     run.metrics.check({job.name: result["steps"]})
     figures = [line[job.metric] for line in run.metrics if line["job"] == job.name and line.get(job.metric) is not None]
     return (max if job.higher else min)(figures, default=math.nan)
