@@ -757,6 +757,15 @@ def test_layers_compile_whole_for_graphs_of_all_sizes(name, aggr):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error:Dynamo")
+@pytest.mark.parametrize("layer, kinds", [
+    (ours.RGCNConv(P, Q, 2), (torch.arange(7) % 2,)), (ours.SAGEConv(P, Q, "max"), ())])
+def test_a_layer_is_one_graph_without_warnings(layer, kinds):
+    """Also without `fullgraph=True`, which would trace sizes that depend on values."""
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(layer)(torch.randn(5, P), EDGES, *kinds).graph_break_count == 0
+
+
 @pytest.mark.skipif(not layers.EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
 def test_a_layer_compiles_by_the_default_compiler():
     layer = ours.GATConv(P, Q, 2, True, 0.2, 0.0, True, A)

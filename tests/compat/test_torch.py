@@ -731,6 +731,14 @@ def test_layers_of_attention_compile_before_their_first_call(name: str, dynamic:
         torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_attention_with_dropout_is_one_graph(weights: bool) -> None:
+    """Without `fullgraph=True`, which would trace the value of a seed, too."""
+    layer, x = compat.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.randn(2, 5, 8)
+    torch.compiler.reset()
+    assert torch._dynamo.explain(lambda x: layer(x, x, x, need_weights=weights))(x).graph_break_count == 0
+
+
 @pytest.mark.parametrize("lead", [(0,), (2, 0), (0, 2)])
 @pytest.mark.parametrize("mask", [None, torch.ones(5, 5).tril() > 0, torch.zeros(5, 5)])
 def test_attention_without_heads_or_samples(lead: tuple[int, ...], mask: Tensor | None) -> None:

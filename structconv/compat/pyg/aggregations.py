@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv.bases.matrices import adjacency
 from structconv.bases.scores import Affine, Bilinear
@@ -652,7 +653,7 @@ def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
         return project(x, Sparse(graph), None)
     if aggr == "min":
         return -pool_extreme(-x, graph, "max")
-    pool = _max_pool(x.shape[-1])
+    pool = GroupPool(x.shape[-1], "max") if is_compiling() else _max_pool(x.shape[-1])
     y = of_groups(x, graph, "max", pool) if len(x) == graph.num_inputs else None
     return pool(x, graph) if y is None else y
 

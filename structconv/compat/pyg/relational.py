@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch import nn as modules
+from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.dense import Identity
@@ -295,7 +296,12 @@ class RGCNConv(Layer):
         """A matrix for each relation, of sums or means over its edges into each output."""
         def shares() -> Tensor:
             group = graph.target.long() * self.num_relations + kind
-            return torch.bincount(group)[group].to(dtype).reciprocal()
+            if is_compiling():  # the size of the result of bincount depends on the values: a break of the graph
+                counts = group.new_zeros(graph.num_outputs * self.num_relations)
+                counts = counts.index_add(0, group, torch.ones_like(group))
+            else:
+                counts = torch.bincount(group)
+            return counts[group].to(dtype).reciprocal()
 
         values = None
         if self.aggr == "mean":
