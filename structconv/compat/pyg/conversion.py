@@ -152,7 +152,7 @@ def _built(kind: Any, layer: Any) -> Any:
         for name, parameter in layer_of_pyg.named_parameters():
             if isinstance(parameter, UninitializedParameter):
                 parameter.materialize(layer.get_parameter(name).shape)
-    return layer_of_pyg
+    return layer_of_pyg.train(layer.training)  # of the parts that `layer` does not have
 
 
 def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None:
