@@ -766,6 +766,25 @@ def test_a_layer_is_one_graph_without_warnings(layer, kinds):
     assert torch._dynamo.explain(layer)(torch.randn(5, P), EDGES, *kinds).graph_break_count == 0
 
 
+@pytest.mark.parametrize("layer, name", [
+    (ours.SAGEConv(P, Q, "max"), "edge_index"), (ours.SAGEConv(P, Q, ["mean", "min"]), "edge_index"),
+    (ours.GraphSizeNorm(), None), (ours.GraphSizeNorm(), "batch")])
+def test_exported_layers_take_any_number_of_nodes_and_edges(layer, name):
+    def inputs(nodes):
+        x = {"x": torch.randn(nodes, P)}
+        if name == "batch":
+            return {**x, "batch": torch.arange(nodes) // 4, "batch_size": 3}
+        return x if name is None else {**x, name: torch.randint(nodes, (2, 2 * nodes))}
+
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {"x": {0: dynamic}, "edge_index": {1: dynamic}, "batch": {0: dynamic}, "batch_size": None}
+    program = torch.export.export(
+        layer, (), inputs(9), strict=False, dynamic_shapes={key: shapes[key] for key in inputs(9)})
+    for nodes in (7, 12):
+        args = inputs(nodes)
+        torch.testing.assert_close(program.module()(**args), layer(**args))
+
+
 @pytest.mark.skipif(not layers.EVERY, reason="runs with STRUCTCONV_EVERY_TEST=1 (make test-every)")
 def test_a_layer_compiles_by_the_default_compiler():
     layer = ours.GATConv(P, Q, 2, True, 0.2, 0.0, True, A)

@@ -654,7 +654,7 @@ def pool_extreme(x: Tensor, graph: Graph, aggr: str) -> Tensor:
     if aggr == "min":
         return -pool_extreme(-x, graph, "max")
     pool = GroupPool(x.shape[-1], "max") if is_compiling() else _max_pool(x.shape[-1])
-    y = of_groups(x, graph, "max", pool) if len(x) == graph.num_inputs else None
+    y = of_groups(x, graph, "max", pool) if x.shape[0] == graph.num_inputs else None
     return pool(x, graph) if y is None else y
 
 

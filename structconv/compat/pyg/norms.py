@@ -37,7 +37,7 @@ def _means(x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
 def _counts(x: Tensor, batch: Tensor, size: int | None) -> Tensor:
     """The number of rows of each graph (B, 1)."""
     size = group_count(batch) if size is None else size
-    return x.new_zeros(size, 1).index_add_(0, batch, x.new_ones(len(x), 1))
+    return x.new_zeros(size, 1).index_add_(0, batch, x.new_ones(x.shape[0], 1))
 
 
 def _spread(y: Tensor, batch: Tensor | None) -> Tensor:
@@ -153,7 +153,7 @@ class InstanceNorm(nn.InstanceNorm1d):
             scale = (self.running_var + self.eps).rsqrt()
             y = (x - self.running_mean) * (scale if self.weight is None else self.weight * scale)
             return y if self.bias is None else y + self.bias
-        if self.running_mean is not None and (len(x) or batch_size is not None):
+        if self.running_mean is not None and (x.shape[0] or batch_size is not None):
             self._track(x, batch, batch_size)
         return _standardized(x, batch, batch_size, scale="channel", eps=self.eps, weight=self.weight, bias=self.bias)
 
@@ -246,7 +246,7 @@ class GraphSizeNorm(_Norm):
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
         """x (N, C), the graph of each row (N,) and the number of graphs -> (N, C)."""
         if batch is None:
-            return x / math.sqrt(len(x))
+            return x / x.shape[0]**0.5  # which takes symbolic sizes; math.sqrt does not
         forget_changed(batch)
         return x * derived(batch, ("sizes", batch_size, x.dtype),
                            lambda: _spread(_counts(x.detach(), batch, batch_size).rsqrt(), batch))
