@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from structconv import STRUCTURE, Causal, Dense, DotProduct, Graph, Grid, Padding, Samples, Window, batch
 from structconv.mechanisms import Context, Cuboid, EdgeBias, Given, Identity, Incidence, LearnedEncoding, RelativeBias
@@ -166,3 +167,14 @@ def test_errors_of_programs_with_dynamic_sizes_keep_their_message(layer, args, m
     args, named = ((), args) if isinstance(args, dict) else (args, {})
     with pytest.raises(Exception, match=message):
         torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)(*args, **named)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_checkpoint_compiles_whole(train):
+    scores = (DotProduct(heads=2, dim=4).scaled() + RelativeBias(3)).masked(keep=Window(2)).softmax().dropout(0.1)
+    layer, x = Conv(scores | Identity(), 8, 8).train(train), torch.randn(2, 6, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: checkpoint(layer, x, use_reentrant=False), fullgraph=True, backend="aot_eager")
+    grads = torch.autograd.grad(compiled(x).square().sum(), list(layer.parameters()))
+    if not train:
+        torch.testing.assert_close(grads, torch.autograd.grad(layer(x).square().sum(), list(layer.parameters())))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from structconv import torch_compat as private
 from structconv.bases.algebra import check_mask, check_normalization  # which registers the operators, too
@@ -354,7 +355,7 @@ class Operation(Mechanism):
         reads = {fact for part in (*masks, *operands) for fact in reads_of(part)} - {"sibling"}
         parts = _Parts(tuple(operands), tuple(program), frozenset((*reads, "positions")), tuple(masking), bool(masks),
                        tuple([separations(self.steps, self._joined_crosses(square)) for square in (False, True)]))
-        if "_known_in_layer" in self.__dict__:
+        if "_known_in_layer" in self.__dict__ and not is_compiling():  # no side effects in a checkpoint
             self.__dict__["_known_parts"] = parts
         return parts
 
