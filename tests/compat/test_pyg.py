@@ -145,6 +145,11 @@ def chosen(choose, value, label):
     return value() if value in (perceptron, one_layer, two_layers) else value
 
 
+for _name, _kind in KINDS.items():  # theirs reads sparse matrices only if the first layer of its class could
+    if "sparse" in _kind.inputs:
+        getattr(theirs, _name)(*(chosen(lambda values, _: values[0], value, "") for value in _kind.args))
+
+
 class OtherRoundings(TorchDispatchMode):
     """Results of operations differ in their last bits; equal numbers stay equal, so that maxima keep their ties."""
 
