@@ -246,22 +246,22 @@ def user_weight(dense, extents=None, **letters):
     attributes = {"__annotations__": {"a": torch.Tensor}, "__module__": __name__, "dense": dense}
     if extents is not None:
         attributes["_extents"] = lambda self, size, in_channels, out_channels: extents
-    return type(Weight)("Mine", (Weight,), attributes, **letters)()
+    return type(Weight)("OwnWeight", (Weight,), attributes, **letters)()
 
 
 @pytest.mark.parametrize(("build", "error", "message"), [
     (lambda: user_weight(lambda self: self.factors, factors="KPQ"), ConfigError,
-     r"^Mine: no tensor may have the name of an attribute of Weight; got factors. Rename it"),
+     r"^OwnWeight: no tensor may have the name of an attribute of Weight; got factors. Rename it"),
     (lambda: user_weight(lambda self: self.a[0], a="KPQ"), ShapeError,
-     r"^Mine: dense must return a tensor \(K=3, P=8, Q=6\); got \(8, 6\)"),
+     r"^OwnWeight: dense must return a tensor \(K=3, P=8, Q=6\); got \(8, 6\)"),
     (lambda: user_weight(lambda self: None, a="KPQ"), ShapeError, "dense must return a .*; got NoneType"),
     (lambda: user_weight(lambda self: self.a.sum(-1), a="KPQZ"), ConfigError,
-     r"^Mine: _extents must return the size of each letter other than K, P and Q, here Z; got \[\]"),
+     r"^OwnWeight: _extents must return the size of each letter other than K, P and Q, here Z; got \[\]"),
     (lambda: user_weight(lambda self: self.a.sum(-1), {"Y": 2}, a="KPQZ"), ConfigError, r"here Z; got \['Y'\]"),
     (lambda: user_weight(lambda self: self.a), ConfigError,
-     r"^Mine: each tensor must have its axes in the class line, a='KPQ'; got \{\}"),
+     r"^OwnWeight: each tensor must have its axes in the class line, a='KPQ'; got \{\}"),
     (lambda: user_weight(lambda self: self.a[..., None].expand(-1, -1, 6), a="KP"), ConfigError,
-     r"^Mine: its tensors must have an axis Q, or the class a property out_channels; got \{'a': 'KP'\}")])
+     r"^OwnWeight: its tensors must have an axis Q, or the class a property out_channels; got \{'a': 'KP'\}")])
 def test_mistakes_in_a_weight_of_the_user_are_named(build, error, message):
     with pytest.raises(error, match=message):
         Conv(Shifts([-1, 0, 1]), 8, 6, weight=build())(torch.randn(9, 8))
