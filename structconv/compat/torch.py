@@ -64,6 +64,8 @@ __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d", "Conv1d", "Conv2d", "Conv3d", 
            "TransformerEncoder", "TransformerEncoderLayer", "scaled_dot_product_attention"]
 
 TransformerDecoder = nn.TransformerDecoder
+#: Channels above which, with fewer entries than channels, copies of a weight's gradient take most of the time.
+_LARGE = 256
 
 
 def __getattr__(name: str) -> Any:
@@ -235,6 +237,8 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
                 or (self.training and self.dropout) or not is_small(shape[1], self.head_dim)
                 or not is_plain(self, Normalized) or not _is_plain_linear(last)):
             return None
+        if _LARGE < shape[2] > shape[0] * shape[1] and weight.requires_grad and torch.is_grad_enabled():
+            return None  # its gradient would be copied from those of queries, keys and values
         output, after = last._parameters.get("weight"), last._parameters.get("bias")
         if output is None or not is_direct(x, weight, bias, output, after) or (core := kernels()) is None:
             return None

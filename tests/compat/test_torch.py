@@ -150,6 +150,26 @@ def test_attention_of_few_entries_is_one_node(bias: bool, masks: dict[str, Any])
     torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-5 * float(seconds[0].abs().max()))
 
 
+@pytest.mark.parametrize(("channels", "entries", "frozen", "direct"), [
+    (512, 4, False, False), (512, 4, True, True), (64, 4, False, True)])
+def test_large_weights_of_few_entries_get_no_copied_gradient(channels: int, entries: int, frozen: bool, direct: bool
+                                                            ) -> None:
+    """The one node gives the gradients of queries, keys and values, which autograd copies into that of their weight."""
+    layer = compat.MultiheadAttention(channels, 8, batch_first=True)
+    original = nn.MultiheadAttention(channels, 8, batch_first=True)
+    original.load_state_dict(layer.state_dict())
+    x = torch.randn(2, entries, channels, requires_grad=True)
+    for module in (layer, original):
+        module.in_proj_weight.requires_grad_(not frozen)
+    y, expected = (module(x, x, x, need_weights=False)[0] for module in (layer, original))
+    assert (type(y.grad_fn).__name__ == "_AttendEntriesBackward") == (direct and kernels() is not None)
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
+    if not frozen:
+        gradient, wanted = (torch.autograd.grad(t.square().sum(), module.in_proj_weight)[0]
+                            for t, module in ((y, layer), (expected, original)))
+        torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["_sa_block", "_ff_block"])
 def test_a_block_that_one_encoder_layer_replaces_is_called(name: str) -> None:
     layer, peer = (library.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0) for library in (compat, nn))
