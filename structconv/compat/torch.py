@@ -528,7 +528,7 @@ def _is_left_to_torch(layer: Any, image: Any, weight: Tensor | None) -> bool:
     if built is None:
         layer._mechanism_of()
         built = layer.__dict__["_mechanism"]
-    return (image.dim() == weight.dim() and image.dtype in built[3] and image.is_cpu
+    return (weight.dim() - image.dim() in (0, 1) and image.dtype in built[3] and image.is_cpu
             and weight.shape[2:] == layer.kernel_size and layer.padding_mode == "zeros"
             and not is_few(image, weight, built[2].args[0].stride) and not must_be_planned(Shift))
 

@@ -239,11 +239,21 @@ def _padding(leaf: Cuboid) -> list[int] | None:
     return padding if usual else None
 
 
+def _of_one(image: Tensor, direct: Callable[..., Tensor | None], option: Any = None) -> Tensor | None:
+    """The result for an image without a batch, as that of a batch of one."""
+    if image.layout is not torch.strided or type(image) is not Tensor:
+        return None
+    y = direct(image.unsqueeze(0), option)
+    return None if y is None else y.squeeze(0)
+
+
 def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, image: Tensor, _: Any
                     ) -> Tensor | None:
     """A convolution of images: what the planner takes for few numbers, and for usual kernels always."""
     parameters = layer._parameters
     kernel = parameters.get("weight")
+    if image.dim() == len(padding) + 1:
+        return _of_one(image, partial(_convolve_image, leaf, padding, usual, layer))
     if kernel is None or image.dim() != len(padding) + 2 or not (usual or image.numel() <= FEW_NUMBERS):
         return None
     bias = parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
@@ -261,6 +271,8 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
     """A transposed convolution of images, with `extra` padding of its output."""
     parameters = layer._parameters
     kernel = parameters.get("weight")
+    if image.dim() == len(padding) + 1:
+        return _of_one(image, partial(_convolve_transposed, leaf, padding, layer), extra)
     if kernel is None or extra is None or image.dim() != len(padding) + 2 or image.layout is not torch.strided:
         return None
     bias = parameters["bias"] if "bias" in parameters else layer.bias  # noqa: SIM401 - lazy
@@ -275,6 +287,8 @@ def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Te
 
 def _pool_image(leaf: Pool, all_count: bool, layer: Any, image: Tensor, _: Any) -> Tensor | None:
     """The mean over windows of images, in a layer without Theta."""
+    if image.dim() == len(leaf.window) + 1:
+        return _of_one(image, partial(_pool_image, leaf, all_count, layer))
     if "weight" in layer._modules or layer._parameters or image.dim() != len(leaf.window) + 2:
         return None
     basis = Pooling if all_count else Normalized

@@ -926,3 +926,24 @@ def test_a_program_changes_its_import_line_only():
     torch.testing.assert_close(*results)
     with pytest.raises(AttributeError, match=r"'structconv.compat.torch' has no attribute 'Lineer'"):
         _ = layers.Lineer
+
+
+@pytest.mark.parametrize(("name", "options", "shape"), [
+    ("Conv1d", (4, 8, 3), (4, 9)), ("Conv2d", (4, 8, 3), (4, 9, 9)), ("Conv3d", (4, 8, 3), (4, 5, 5, 5)),
+    ("ConvTranspose2d", (4, 8, 3, 2), (4, 5, 5)), ("ConvTranspose2d", (4, 8, 3), (4, 5, 5)),
+    ("AvgPool1d", (2,), (4, 9)), ("AvgPool2d", (3, 2), (4, 40, 90))])
+@pytest.mark.parametrize("trains", [False, True])
+def test_images_without_a_batch_need_no_plan(name: str, options: tuple[int, ...], shape: tuple[int, ...], trains: bool,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    original, ours = (getattr(module, name)(*options) for module in (nn, compat))
+    ours.load_state_dict(original.state_dict())
+    image = torch.randn(shape, requires_grad=trains)
+    ours(image)
+    monkeypatch.setattr(compat, "_computed", lambda *args, **place: pytest.fail("a plan was made"))
+    y, expected = ours(image), original(image)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    assert y.is_contiguous()
+    y.mul_(2)  # as a user may
+    if trains:
+        (gradient,), (wanted,) = (torch.autograd.grad(t.square().sum(), image) for t in (y, expected * 2))
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
