@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from structconv import torch_compat as private
@@ -99,6 +100,8 @@ def direct_of(root: Any) -> Direct | None:
         return partial(_project, root) if root.size == 1 else None
     if type(root) is Cuboid and (padding := _padding(root)) is not None:
         return partial(_convolve_image, root, padding, _is_usual(root))
+    if type(root) is Cuboid and (pads := _pads(root)) is not None:
+        return partial(_convolve_padded, root, *pads)
     if type(root) is Pool:
         return None if root.ndim is None else partial(_pool_image, root, True)
     if type(root) is not Operation:
@@ -239,6 +242,14 @@ def _padding(leaf: Cuboid) -> list[int] | None:
     return padding if usual else None
 
 
+def _pads(leaf: Cuboid) -> tuple[list[int], str] | None:
+    """Other padding that `torch.nn.functional.pad` does: its amounts, those of the last axis first, and its mode."""
+    if leaf.padding_mode is None or any(leaf.offset) or min(map(min, leaf.padding)) < 0:
+        return None
+    mode = "constant" if leaf.padding_mode in ("none", "zeros") else leaf.padding_mode
+    return [amount for pair in reversed(leaf.padding) for amount in pair], mode
+
+
 def _of_one(image: Tensor, direct: Callable[..., Tensor | None], option: Any = None) -> Tensor | None:
     """The result for an image without a batch, as that of a batch of one."""
     if image.layout is not torch.strided or type(image) is not Tensor:
@@ -265,6 +276,18 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
         return convolve_images(image, kernel, bias, leaf.stride, padding, leaf.dilation, layer.groups)
     except REFUSED:  # the plan computes it, or says what does not fit
         return None
+
+
+def _convolve_padded(leaf: Cuboid, pads: list[int], mode: str, layer: Any, image: Tensor, _: Any) -> Tensor | None:
+    """`_convolve_image` of a usual kernel with padding that it does not do itself."""
+    if (image.dim() - len(leaf.kernel_size) not in (1, 2) or image.dtype is not torch.float32 or not image.is_cpu
+            or image.layout is not torch.strided or not is_plain(layer, Shift, leaf)):
+        return None
+    try:
+        wide = F.pad(image, pads, mode)
+    except REFUSED:  # as above
+        return None
+    return _convolve_image(leaf, [0] * len(leaf.kernel_size), _is_usual(leaf), layer, wide, None)
 
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:

@@ -947,3 +947,19 @@ def test_images_without_a_batch_need_no_plan(name: str, options: tuple[int, ...]
     if trains:
         (gradient,), (wanted,) = (torch.autograd.grad(t.square().sum(), image) for t in (y, expected * 2))
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [
+    {"padding": 1, "padding_mode": "circular"}, {"padding": (2, 1), "padding_mode": "reflect"},
+    {"padding": (1, 2), "padding_mode": "replicate", "stride": (2, 1)}, {"padding": "same", "dilation": (1, 3)}])
+@pytest.mark.parametrize("shape", [(2, 4, 9, 8), (1, 4, 9, 8), (4, 9, 8)])
+def test_padding_by_torch_needs_no_plan(options: dict[str, Any], shape: tuple[int, ...],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (3, 2) if options["padding"] == "same" else 3
+    original, ours = _pair("Conv2d", torch.float32, 4, 8, size, **options)
+    image = torch.randn(shape, requires_grad=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, "_computed", lambda *args, **place: pytest.fail("a plan was made"))
+        _check_alike(original, ours, (image,))
+    with pytest.raises(ShapeError):
+        ours(image[..., :0, :, :])
