@@ -20,7 +20,7 @@ def test_attention_of_entries_is_the_bias_of_values(shape):
     assert torch.equal(y, same)
     torch.testing.assert_close(y, torch.nn.functional.linear(value[1], *output).expand_as(grad))
     torch.testing.assert_close(weights, torch.full((*shape[:-2], 40, 40), 1 / 40).view_as(weights))
-    grads = native.attend_entries_backward(*tensors, table, peaks, rows, grad, None, 2, 0.5, False, False)
+    grads = native.attend_entries_backward(*tensors, table, peaks, rows, grad, True, None, 2, 0.5, False, False)
     assert grads[-1] is None
     grads = grads[:-1]
     assert [tuple(g.shape) for g in grads] == [tuple(t.shape) for t in tensors[:-1]]
@@ -38,7 +38,7 @@ def test_attention_along_edges_is_the_bias_of_values(heads):
     y, table, peaks = native.attend_dots_forward(side, *tensors, heads, 0.5, 0.0, 0, 1, True)
     torch.testing.assert_close(y, (tensors[-1] + (value[1] if heads else 0)).expand(4, 6))
     back = native.transpose(side)
-    grads = native.attend_dots_backward(side, back, *tensors, y, table, peaks, y, heads, 0.5, 0.0, 0, 1)
+    grads = native.attend_dots_backward(side, back, *tensors, y, table, peaks, y, True, heads, 0.5, 0.0, 0, 1)
     assert [g if g is None else g.shape for g in grads] == [t if t is None else t.shape for t in tensors]
     torch.testing.assert_close(grads[-1], y.sum(0))
 

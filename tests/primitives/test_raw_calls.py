@@ -10,6 +10,7 @@ import torch
 from structconv.errors import ShapeError
 from structconv.primitives.native import core
 from tests.native import guarded
+from tests.primitives import raw_native
 from tests.primitives.raw_calls import K, M, N, valid
 from tests.support.drawn import EVERY
 
@@ -32,6 +33,20 @@ def test_wrong_calls_end_in_exceptions(tmp_path):
         assert status == "0", f"{name}: {errors[-6000:]}"
         assert "refused" in out and "wrong" not in out, out
         assert name != "native" or guard is None or "guarded tensors" in out
+
+
+@pytest.mark.skipif(core() is None, reason="there are no native kernels")
+def test_nodes_compute_no_gradient_of_inputs_that_need_none():
+    """The features that a network reads need none; the product would take up to a third of a step."""
+    native, count = core(), 0
+    for name, arguments in raw_native.recorded(native).items():
+        names = [argument.name for argument in getattr(torch.ops.structconv_native, name).default._schema.arguments]
+        if "of_x" in names:
+            at, operator, count = names.index("of_x"), getattr(native, name), count + 1
+            whole, rest = (operator(*arguments[:at], flag, *arguments[at + 1:]) for flag in (True, False))
+            assert whole[0] is not None and rest[0] is None, name
+            torch.testing.assert_close(rest[1:], whole[1:])
+    assert count == 9
 
 
 @pytest.mark.parametrize("factor", [torch.ones(1, K, 4), torch.ones(M, K, 4, dtype=torch.float64), torch.ones(N, K, 4)])

@@ -34,20 +34,20 @@ _POOLINGS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "var": 4, "softmax": 5, "f
 
 #: y = sum_k A_k^T x Theta_k + b of x (M, P), Theta (K, P, Q) and b (Q) or none: (N, Q). Edges lead to N K outputs, of
 #: which n K + k is output n of A_k; of one matrix, `structure_first` tells (A^T x) Theta from A^T (x Theta).
-convolve = as_node("_Convolve", 3, "convolve", "convolve_backward", takes_training=True, takes_needed=True,
+convolve = as_node("_Convolve", 3, "convolve", "convolve_backward", takes_training=True, takes_needed=3,
                    readers={2: ()})
 #: y = A^T x Theta_(1 - own) + x Theta_own + b of x (N, P) and Theta (2, P, Q): GraphSAGE (Hamilton et al. 2017).
 convolve_with_self = as_node("_ConvolveWithSelf", 3, "convolve_with_self", "convolve_with_self_backward",
-                             takes_training=True, takes_needed=True, readers={2: ()})
+                             takes_training=True, takes_needed=3, readers={2: ()})
 #: y = A^T x W^T + x_root R^T + b of x (M, P), W (Q, P), R (Q, P) or none, x_root (N, P) or none for x itself, and b (Q)
 #: or none: (N, Q). Weights lie as in torch's linear layers. `structure_first` tells (A^T x) W^T from A^T (x W^T).
 convolve_linear = as_node("_ConvolveLinear", 5, "convolve_linear", "convolve_linear_backward", takes_training=True,
-                          takes_needed=True, readers={4: ()})
+                          takes_needed=5, readers={4: ()})
 #: The sums, or the maxima, of x (M, C) over the edges into each output: (N, C), zero without any.
 gather_sums = as_node("_Sums", 1, "sums", "sums_backward", readers={0: ()})
 gather_maxima = as_node("_Maxima", 1, "maxima", "maxima_backward")
 #: y_n = sum over the edges m -> n of relu(x_m + a_e), of x (M, C) and a (E, C), with a `numbered` adjacency: (N, C).
-gather_messages = as_node("_Messages", 2, "messages", "messages_backward", readers={}, takes_needed=True)
+gather_messages = as_node("_Messages", 2, "messages", "messages_backward", readers={}, takes_needed=2)
 
 
 def _weigh(edges: Adjacency, values: Tensor, rows: Tensor) -> Tensor:
@@ -84,18 +84,20 @@ def weigh_rows(edges: Adjacency, layouts: Callable[[], tuple[Csr, Csr]], values:
 attend_affine = as_node("_AttendAffine", 4, "attend_forward", "attend_backward", takes_training=True)
 #: `attend_affine` of x Theta_k instead of x: of x (M, P), Theta (K, P, C), of_source, of_target and a bias (K C) or
 #: none: (M, K C).
-attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", takes_training=True)
+attend_layer = as_node("_AttendLayer", 5, "attend_layer_forward", "attend_layer_backward", takes_training=True,
+                       takes_needed=1)
 #: `bilinear_attention` of q, k, v, no bias, and the scale.
 attend_bilinear = as_node("_AttendBilinear", 4, "bilinear_forward", "bilinear_backward")
 #: `additive_attention` of q, k, x, the vector, and the kind and the parameter of its activation.
 attend_additive = as_node("_AttendAdditive", 4, "additive_forward", "additive_backward")
 #: GATv2 among the inputs, projections included: (M, K C). Of x (M, P), Theta (K, P, C), the weight (K C, P) and bias of
 #: the targets, the vector (K, C), a bias (K C) or none, and the slope.
-attend_pairs = as_node("_AttendPairs", 6, "attend_pairs_forward", "attend_pairs_backward")
+attend_pairs = as_node("_AttendPairs", 6, "attend_pairs_forward", "attend_pairs_backward", takes_needed=1)
 #: Scaled dot-product attention among the entries of x (M, P), projections included: (M, K C). Of x, queries (K D, P)
 #: and their bias (K D) or none, keys and theirs, values (K, P, C), or (K C, P) with the number of heads in place of 0,
 #: their bias (K C) or none, a bias (K C) of the result or none, 0, and the scale.
-attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_backward", takes_training=True)
+attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_backward", takes_training=True,
+                      takes_needed=1)
 
 
 #: Multi-head attention of x (..., M, P) to itself, without an adjacency. Of x, weight (K D, P) and bias of queries,
@@ -103,7 +105,7 @@ attend_dots = as_node("_AttendDots", 8, "attend_dots_forward", "attend_dots_back
 #: without a gradient, as of `fused_attention.exact_attention`, or a table (K or 1, 1, L) with the number in it of each
 #: pair, (N M), or none; K, the scale, whether it is causal, and whether heads without an output's weight are added up.
 attend_entries = as_node("_AttendEntries", 10, "attend_entries_forward", "attend_entries_backward",
-                         takes_layouts=False, readers={}, takes_training=True)
+                         takes_layouts=False, readers={}, takes_training=True, takes_needed=1)
 
 # -- the same of parameters as layers hold them; the heads lie side by side, (M, K C), and biases may be none. `layouts`
 # returns both layouts of the edges for the operators, or raises an error if the edges have changed ----------------

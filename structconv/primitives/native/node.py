@@ -49,7 +49,7 @@ def is_direct(x: Tensor, *others: Tensor | None) -> bool:
 
 def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: str | Callable[..., Any], *,
             readers: Mapping[int, tuple[int, ...]] | None = None, takes_layouts: bool = True,
-            takes_training: bool = False, takes_needed: bool = False) -> Callable[..., Tensor]:
+            takes_training: bool = False, takes_needed: int = 0) -> Callable[..., Tensor]:
     """Return a function (adjacency, composed, *tensors, *options) -> y that is one node where it needs a gradient.
 
     Kernels are called with sealed layouts, functions of Python with the adjacency:
@@ -67,7 +67,8 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             zeros in its place.
         takes_layouts: whether kernels take the layouts.
         takes_training: whether the last argument of the forward says if a gradient is needed.
-        takes_needed: whether the backward kernel takes, after the gradient of y, which gradients are needed.
+        takes_needed: of how many tensors, the first ones, the backward kernel takes, after the gradient of y, whether
+            their gradients are needed.
     """
     takes_result = readers is None
     limited = tuple((i, [2 + reader for reader in by]) for i, by in (readers or {}).items())
@@ -111,8 +112,7 @@ def as_node(name: str, count: int, forward: str | Callable[..., Any], backward: 
             needed = ctx.needs_input_grad[2:count + 2]
             if names_backward:
                 gradients = getattr(Loaded.core, backward)(  # type: ignore[arg-type]
-                    *(adjacency.sides() if takes_layouts else ()), *saved, grad, *(needed if takes_needed else ()),
-                    *options)
+                    *(adjacency.sides() if takes_layouts else ()), *saved, grad, *needed[:takes_needed], *options)
             else:
                 gradients = backward(adjacency, *saved, grad, needed, *options)  # type: ignore[operator]
         grads = (gradients,) if isinstance(gradients, Tensor) else gradients

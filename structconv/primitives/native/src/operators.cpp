@@ -1346,10 +1346,10 @@ std::tuple<Tensor, Maybe, Tensor, Tensor> attend_layer_forward(const Tensor& sid
 }
 
 // The gradients of x, Theta, of_source, of_target and the bias.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
+std::tuple<Maybe, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& theta, const Tensor& of_source,
     const Tensor& of_target, const Maybe& bias, const Tensor& y_, const Tensor& y2, const Tensor& numbers, const Tensor& h,
-    const Tensor& grad_, double slope, double p, int64_t seed, int64_t batch_heads) {
+    const Tensor& grad_, bool of_x, double slope, double p, int64_t seed, int64_t batch_heads) {
     const Op op{"attend_layer_backward"};
     const Projected a(op, x, theta);
     const auto heads = [&](const char* name, const Tensor& t) {
@@ -1363,16 +1363,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Maybe> attend_layer_backward(
         seed, batch_heads);
     const View of_h = op.view("h", grad_h);
     const Matrix flat = matrix(of_h, 0, a.nodes, a.width);
-    const View grad_x = op.made({a.nodes, a.in}), grad_packed = op.made({a.in, a.width});
-    const View grad_theta = op.made({a.heads, a.in, a.channels});
-    multiply_into(matrix(grad_x), flat, transposed(a.packed));
+    const View grad_packed = op.made({a.in, a.width}), grad_theta = op.made({a.heads, a.in, a.channels});
+    View grad_x;
+    if (of_x) grad_x = times(op, flat, transposed(a.packed));
     multiply_into(matrix(grad_packed), transposed(a.x), flat);
     for (int64_t k = 0; k < a.heads; ++k)
         for (int64_t i = 0; i < a.in; ++i)
             std::copy_n(grad_packed.floats() + i * a.width + k * a.channels, a.channels,
                         grad_theta.floats() + (k * a.in + i) * a.channels);
     if (of_bias) grad_bias = shaped(*of_bias, {a.width});
-    return {grad_x.tensor(), grad_theta.tensor(), of_sources, of_targets, grad_bias};
+    return {maybe(grad_x), grad_theta.tensor(), of_sources, of_targets, grad_bias};
 }
 
 // q (N, K, D), k (M, K, D) and v or x (M, K, C), each a tensor of its own, or columns of one table: [q | k | v] or [k | v].
@@ -1576,10 +1576,13 @@ struct Dots {
                 part(table, 1), part(table, 2), {y.data, heads * channels, channels}, nullptr, nullptr, peaks.floats()};
     }
 
-    // The gradients of x, and of weights and biases: query, its bias, key, its bias, value, its bias.
-    std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> gradients(const Op& op, const View& grad_table) const {
-        View grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
-        multiply_into(matrix(grad_x, 0, nodes, in), matrix(grad_table), matrix(packed(op)));
+    // The gradients of x, if needed, and of weights and biases: query, its bias, key, its bias, value, its bias.
+    std::tuple<Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe> gradients(const Op& op, const View& grad_table, bool of_x) const {
+        View grad_x;
+        if (of_x) {
+            grad_x = x.tensor().dim() == 3 ? op.made({x.size(0), x.size(1), in}) : op.made({nodes, in});
+            multiply_into(matrix(grad_x, 0, nodes, in), matrix(grad_table), matrix(packed(op)));
+        }
         const View grad_rows = op.made({width, in});
         multiply_into(matrix(grad_rows), transposed(grad_table), matrix(x, 0, nodes, in));
         View of_biases[3], grad_value;
@@ -1589,7 +1592,7 @@ struct Dots {
         if (of_values && by_head) of_values = shaped(*of_values, {heads, channels});
         if (turned) grad_value = op.made({heads, in, channels});
         if (turned) turn(grad_rows.floats() + 2 * own * in, channels, in, grad_value.floats());
-        return {grad_x.tensor(), matrix(grad_rows, 0, own, in).tensor(), maybe(of_biases[0]), piece(grad_rows, own, own),
+        return {maybe(grad_x), matrix(grad_rows, 0, own, in).tensor(), maybe(of_biases[0]), piece(grad_rows, own, own),
                 maybe(of_biases[1]), turned ? grad_value.tensor() : piece(grad_rows, 2 * own, rows(2)), of_values};
     }
 
@@ -1622,11 +1625,11 @@ std::tuple<Tensor, Maybe, Maybe> attend_dots_forward(const Tensor& side_, const 
 }
 
 // The gradients of x, of the weights and the biases of queries, keys and values, and of the bias.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_dots_backward(
+std::tuple<Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_dots_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& query, const Maybe& query_bias,
     const Tensor& key, const Maybe& key_bias, const Tensor& value, const Maybe& value_bias, const Maybe& bias_,
-    const Tensor& y_, const Tensor& table_, const Tensor& peaks_, const Tensor& grad_, int64_t heads, double scale, double p,
-    int64_t seed, int64_t batch_heads) {
+    const Tensor& y_, const Tensor& table_, const Tensor& peaks_, const Tensor& grad_, bool of_x, int64_t heads, double scale,
+    double p, int64_t seed, int64_t batch_heads) {
     const Op op{"attend_dots_backward"};
     const Dots d(op, op.dense("x", x, {kAny, kAny}, types().f32), query, query_bias, key, key_bias, value, value_bias, heads);
     const Sealed ahead = op.sealed("by_target", by_target, d.nodes), back = op.sealed("by_source", by_source, d.nodes);
@@ -1650,7 +1653,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe> attend_do
     run.edge_attention_backward(&args);
     Maybe grad_bias;
     if (bias.sizes) grad_bias = row_sum(op, grad.floats(), d.nodes, out, out).tensor();
-    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(grad_bias));
+    return std::tuple_cat(d.gradients(op, grad_table, of_x), std::make_tuple(grad_bias));
 }
 
 // The mask of attention, with its strides for the sizes that are known.
@@ -1791,10 +1794,10 @@ std::tuple<Tensor, Tensor> attend_entries_weighted(
 }
 
 // The gradients of x, of weights and biases of queries, keys, values and outputs, and of a table with an index.
-std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_backward(
+std::tuple<Maybe, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Maybe> attend_entries_backward(
     const Tensor& x, const Tensor& query, const Maybe& query_bias, const Tensor& key, const Maybe& key_bias, const Tensor& value,
     const Maybe& value_bias, const Maybe& output, const Maybe& bias, const Maybe& mask, const Tensor& table_, const Tensor& peaks_,
-    const Tensor& r_, const Tensor& grad_, const Maybe& index, int64_t heads, double scale, bool causal, bool summed) {
+    const Tensor& r_, const Tensor& grad_, bool of_x, const Maybe& index, int64_t heads, double scale, bool causal, bool summed) {
     const Op op{"attend_entries_backward"};
     const Entries e(op, x, query, query_bias, key, key_bias, value, value_bias, output, bias, mask, index, heads, summed);
     const Dots& d = e.d;
@@ -1820,7 +1823,7 @@ std::tuple<Tensor, Tensor, Maybe, Tensor, Maybe, Tensor, Maybe, Maybe, Maybe, Ma
         args.grad_mask = grad_mask.floats(), args.of_head = e.mask.size(0) > 1 ? pairs : 0, args.of_row = e.entries, args.of_column = 1;
     }
     run.attention_backward(&args);
-    return std::tuple_cat(d.gradients(op, grad_table), std::make_tuple(maybe(grad_output), maybe(grad_bias),
+    return std::tuple_cat(d.gradients(op, grad_table, of_x), std::make_tuple(maybe(grad_output), maybe(grad_bias),
                                                                        index ? maybe(e.gradient(op, grad_mask)) : Maybe{}));
 }
 
@@ -2000,10 +2003,10 @@ std::tuple<Tensor, Tensor, Tensor> attend_pairs_forward(const Tensor& side_, con
 }
 
 // The gradients of x, Theta, the weight, the offset, the vector and the bias.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
+std::tuple<Maybe, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     const Tensor& by_target, const Tensor& by_source, const Tensor& x, const Tensor& theta, const Tensor& weight,
     const Tensor& offset, const Tensor& vector, const Maybe& bias_, const Tensor& y_, const Tensor& table_, const Tensor& peaks_,
-    const Tensor& grad_, double slope, double p, int64_t seed, int64_t batch_heads) {
+    const Tensor& grad_, bool of_x, double slope, double p, int64_t seed, int64_t batch_heads) {
     const Op op{"attend_pairs_backward"};
     const Pairwise w(op, x, theta, weight, offset, vector);
     const int64_t nodes = w.a.nodes, heads = w.a.heads, channels = w.a.channels, in = w.a.in, width = w.width;
@@ -2026,7 +2029,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     run.edge_attention_backward(&args);
     for (int64_t n = 0; n < nodes; ++n)
         for (int64_t c = 0; c < width; ++c) grad_table.floats()[2 * n * width + c] += grad_values.floats()[n * width + c];
-    const View grad_x = times(op, grad_table, transposed(w.packed)), grad_packed = op.made({in, 2 * width});
+    View grad_x;
+    if (of_x) grad_x = times(op, grad_table, transposed(w.packed));
+    const View grad_packed = op.made({in, 2 * width});
     multiply_into(matrix(grad_packed), transposed(w.a.x), matrix(grad_table));
     const View grad_theta = op.made({heads, in, channels}), grad_weight = op.made({width, in});
     for (int64_t i = 0; i < in; ++i) {
@@ -2037,7 +2042,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Maybe> attend_pairs_backward(
     }
     View grad_bias;
     if (bias.sizes) grad_bias = row_sum(op, grad.floats(), nodes, width, width);
-    return {grad_x.tensor(), grad_theta.tensor(), grad_weight.tensor(),
+    return {maybe(grad_x), grad_theta.tensor(), grad_weight.tensor(),
             row_sum(op, grad_table.floats() + width, nodes, width, 2 * width).tensor(), grad_vector.tensor(), maybe(grad_bias)};
 }
 
@@ -2838,8 +2843,8 @@ const Operator kOperators[] = {
     {"attend_layer_forward", "(Tensor side, Tensor x, Tensor theta, Tensor of_source, Tensor of_target, Tensor? bias, "
      "float slope, " SC_DROP ", bool train) -> (Tensor, Tensor?, Tensor, Tensor)", TORCH_BOX(&attend_layer_forward)},
     {"attend_layer_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor of_source, "
-     "Tensor of_target, Tensor? bias, Tensor y, Tensor y2, Tensor numbers, Tensor h, Tensor grad, float slope, " SC_DROP
-     ") -> (Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_layer_backward)},
+     "Tensor of_target, Tensor? bias, Tensor y, Tensor y2, Tensor numbers, Tensor h, Tensor grad, bool of_x, float slope, "
+     SC_DROP ") -> (Tensor?, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_layer_backward)},
     {"bilinear_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor v, Tensor? bias, float scale, " SC_DROP ") -> "
      "(Tensor, Tensor)", TORCH_BOX(&bilinear_forward)},
     {"bilinear_backward", "(Tensor by_target, Tensor by_source, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor y, "
@@ -2853,14 +2858,14 @@ const Operator kOperators[] = {
      "(Tensor, Tensor?, Tensor?)", TORCH_BOX(&attend_dots_forward)},
     {"attend_dots_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor query, Tensor? query_bias, Tensor key, "
      "Tensor? key_bias, Tensor value, Tensor? value_bias, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, "
-     "int heads, float scale, " SC_DROP ") -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
+     "bool of_x, int heads, float scale, " SC_DROP ") -> (Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?)",
      TORCH_BOX(&attend_dots_backward)},
     {"attend_entries_forward", "(" SC_ENTRIES ", Tensor? index, int heads, float scale, bool causal, bool summed, bool train) -> "
      "(Tensor, Tensor?, Tensor?, Tensor?)", TORCH_BOX(&attend_entries_forward)},
     {"attend_entries_weighted", "(" SC_ENTRIES ", int heads, float scale, bool causal, bool of_mean) -> (Tensor, Tensor)",
      TORCH_BOX(&attend_entries_weighted)},
-    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, Tensor? index, int heads, "
-     "float scale, bool causal, bool summed) -> (Tensor, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
+    {"attend_entries_backward", "(" SC_ENTRIES ", Tensor table, Tensor peaks, Tensor r, Tensor grad, bool of_x, Tensor? index, int heads, "
+     "float scale, bool causal, bool summed) -> (Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor, Tensor?, Tensor?, Tensor?, Tensor?)",
      TORCH_BOX(&attend_entries_backward)},
     {"additive_forward", "(Tensor by_target, Tensor q, Tensor k, Tensor x, Tensor vector, int activation, "
      "float parameter, " SC_DROP ") -> (Tensor, Tensor)", TORCH_BOX(&additive_forward)},
@@ -2875,8 +2880,8 @@ const Operator kOperators[] = {
     {"attend_pairs_forward", "(Tensor side, Tensor x, Tensor theta, Tensor weight, Tensor offset, Tensor vector, "
      "Tensor? bias, float slope, " SC_DROP ") -> (Tensor, Tensor, Tensor)", TORCH_BOX(&attend_pairs_forward)},
     {"attend_pairs_backward", "(Tensor by_target, Tensor by_source, Tensor x, Tensor theta, Tensor weight, Tensor offset, "
-     "Tensor vector, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, float slope, " SC_DROP ") -> "
-     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_pairs_backward)},
+     "Tensor vector, Tensor? bias, Tensor y, Tensor table, Tensor peaks, Tensor grad, bool of_x, float slope, " SC_DROP ") -> "
+     "(Tensor?, Tensor, Tensor, Tensor, Tensor, Tensor?)", TORCH_BOX(&attend_pairs_backward)},
     {"additive_step", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor? keep, float rate) -> "
      "(Tensor, Tensor)", TORCH_BOX(&additive_step)},
     {"additive_step_backward", "(Tensor q, Tensor k, Tensor factor, Tensor x, Tensor vector, Tensor weights, Tensor grad, "
