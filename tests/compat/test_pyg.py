@@ -675,6 +675,28 @@ def test_readouts_of_a_batch_that_changes(name, needs_grad):
         pool(x, batch - 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("groups", "size", "words"), [
+    ([0, 1, 0, 5], 3, "got 5 at edge 3"), ([0, 1, 0, -1], 3, "got -1 at edge 3"), ([0, 1, 0, 1], 0, "got 0 at edge 0"),
+    ([False, True, False, True], 2, "torch.bool"), ([0.0, 1.0, 0.0, 1.0], 2, "torch.float32")])
+def test_wrong_groups_are_refused_by_name(dtype: torch.dtype, groups: list[Any], size: int, words: str) -> None:
+    """softmax raised torch's errors ("setStorage"), booleans "arange_cpu", and maxima of float64 counted floats."""
+    x, index = torch.randn(4, 3, dtype=dtype), torch.tensor(groups)
+    for call in (lambda: functions.softmax(x, index, None, size), lambda: functions.softmax(x.mT, index, None, size, 1),
+                 *(lambda kind=kind: functions.scatter(x, index, 0, size, kind) for kind in ("sum", "max", "mean"))):
+        with pytest.raises(StructureError, match=words):
+            call()
+
+
+def test_maxima_without_groups_have_the_gradients_of_theirs() -> None:
+    """Equal maxima shared the gradient, and one NaN made those of all rows NaN; there the first row has it."""
+    x = torch.tensor([[1.0, 0.0, float("nan")], [1.0, 2.0, 0.0]], requires_grad=True)
+    for dims in (x, torch.stack([x, x])):
+        mine, = torch.autograd.grad(ours.global_max_pool(dims, None).nan_to_num().sum(), x)
+        other, = torch.autograd.grad(theirs.global_max_pool(dims, None).nan_to_num().sum(), x)
+        assert mine.equal(other)
+
+
 @pytest.mark.parametrize("wrong", [-1, 3.0, "3"])
 def test_sums_of_few_rows_refuse_a_wrong_number_of_groups(wrong):
     x, groups = torch.randn(3, P, requires_grad=True), torch.tensor([0, 2, 1])

@@ -616,6 +616,8 @@ def _in_other_dtypes(x: Tensor, index: Tensor, groups: int, kind: str, composed:
     """`in_any_order` of 16-bit types by the kernels, in float32, and of float64 on a CPU by torch's operators."""
     if kind in ("sum", "mean") and x.numel() > _FEW_NUMBERS:  # a product with a matrix takes less time
         return None
+    if index.dtype not in (torch.int32, torch.int64) or not groups:  # the general path checks them
+        return None
     if x.dtype in (torch.float16, torch.bfloat16):
         wide = x.float()
         y = scatter_rows(wide, index, groups, kind, composed) if is_direct(wide) else None

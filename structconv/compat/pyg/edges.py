@@ -290,6 +290,9 @@ def memberships(owner: str, groups: Tensor, rows: int, size: int | None) -> Grap
     """The graph that joins each row to its group (E,); `rows` and `size` are the numbers of both, the last if known."""
     if groups.shape != (rows,):
         raise ShapeError(owner, f"the groups must have shape (E={rows},), one for each row of x", tuple(groups.shape))
+    if groups.dtype not in (torch.int32, torch.int64):
+        raise StructureError(owner, "the groups must be of dtype int32 or int64", groups.dtype,
+                             "Convert them with .long().")
     forget_changed(groups)
     return Graph(derived(groups, "members", lambda: numbered(groups)), num_inputs=rows,
                  num_outputs=group_count(groups) if size is None else size)

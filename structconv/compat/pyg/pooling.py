@@ -16,6 +16,7 @@ from structconv.compat.pyg.aggregations import check_floating, in_any_order, in_
 from structconv.compat.pyg.edges import edges_to_outputs, gather, graph_of, group_count, memberships
 from structconv.compat.pyg.linear import project
 from structconv.compat.pyg.tracing import traceable
+from structconv.derived import is_plain
 from structconv.errors import ConfigError
 from structconv.primitives.segments import segment_softmax
 from structconv.primitives.sorting import numbered_by_count
@@ -73,6 +74,8 @@ def pooled(x: Tensor, batch: Tensor | None, size: int | None, kind: str) -> Tens
     if batch is None and x.shape[-2] and x.is_floating_point():
         one = x.dim() == 2
         if kind in ("max", "min"):
+            if x.requires_grad:  # of equal numbers the first has the gradient
+                return (x.max(-2, one) if kind == "max" else x.min(-2, one)).values
             return x.amax(-2, one) if kind == "max" else x.amin(-2, one)
         return x.mean(-2, one) if kind == "mean" else x.sum(-2, one)
     if batch is None:
@@ -122,6 +125,8 @@ def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
 
     def weights(rows: Tensor) -> Tensor:
         direct = in_any_order(rows, index, groups, "softmax", composed)
+        if direct is None and is_plain(index):
+            memberships("softmax", index, len(index), groups)  # which checks them
         return composed(rows, index) if direct is None else direct
 
     return _by_rows(src, dim, weights)
