@@ -19,7 +19,7 @@ from structconv.structures.graph import Graph
 from structconv.structures.masks import And, Not, Or, Support
 from structconv.structures.named import NamedStructures
 from structconv.structures.samples import Samples, Within, same_samples
-from structconv.structures.supports import Causal, EdgeSupport, Global, Window
+from structconv.structures.supports import Causal, DistinctEdges, Global, Window
 from structconv.structures.values import altered
 
 __all__ = ["NORMALIZING", "ZERO_PRESERVING", "each_sample", "positions", "separated", "separations", "within"]
@@ -122,7 +122,7 @@ def _global_in_each(mask: Global, samples: Samples) -> Support:
     sizes, starts = samples.sizes(), (samples.input_starts.tolist(), samples.output_starts.tolist())
     pairs = [mask.edges(m, n).edge_index + torch.tensor([[first], [onto]])
              for m, n, first, onto in zip(*sizes, *(start[:-1] for start in starts), strict=True)]
-    return EdgeSupport(Graph(torch.cat(pairs, 1), num_inputs=samples.num_inputs, num_outputs=samples.num_outputs))
+    return DistinctEdges(Graph(torch.cat(pairs, 1), num_inputs=samples.num_inputs, num_outputs=samples.num_outputs))
 
 
 def _on_each(window: Window, grids: GridBatch) -> Support:
@@ -131,4 +131,4 @@ def _on_each(window: Window, grids: GridBatch) -> Support:
         return window
     listed = [window.on(grid).edges(grid.num_entries, grid.num_entries) for grid in grids.grids]
     edges = [graph.edge_index + start for graph, start in zip(listed, grids.offsets, strict=False) if graph is not None]
-    return EdgeSupport(Graph(torch.cat(edges, 1), num_nodes=grids.num_entries, samples=grids.samples))
+    return DistinctEdges(Graph(torch.cat(edges, 1), num_nodes=grids.num_entries, samples=grids.samples))

@@ -120,6 +120,11 @@ class Support(Structure, abc.ABC):
         return own.edges is not Support.edges and own.edge_bound is not Support.edge_bound
 
     @property
+    def repeats(self) -> bool:
+        """True if a list of pairs may hold a pair several times, as the duplicate edges of a graph."""
+        return False
+
+    @property
     def batch_shape(self) -> tuple[int, ...]:
         """Leading dimensions: empty where the same pairs exist in the whole batch."""
         return ()
@@ -191,6 +196,10 @@ class _Pair(Support):
     def batch_shape(self) -> tuple[int, ...]:
         return broadcast(self.first.batch_shape, self.second.batch_shape)
 
+    @property
+    def repeats(self) -> bool:
+        return self.first.repeats or self.second.repeats
+
     def check(self, owner: str, num_inputs: int, num_outputs: int | None) -> None:
         self.first.check(owner, num_inputs, num_outputs)
         self.second.check(owner, num_inputs, num_outputs)
@@ -201,7 +210,10 @@ class _Pair(Support):
 
 @structure()
 class And(_Pair):
-    """The pairs in both: `first & second`. Sparse where either is: the shorter list, filtered by the other."""
+    """The pairs in both: `first & second`. Sparse where either is: one list, filtered by the other.
+
+    That of a graph, whose duplicate edges stay, whatever the sizes are; of two graphs the first; else the shorter list.
+    """
 
     first: Support
     second: Support
@@ -228,9 +240,7 @@ class And(_Pair):
         return None if graph is None else filtered(graph, self.contains(graph.source, graph.target))
 
     def candidates(self, num_inputs: int, num_outputs: int, device: Device = None) -> Graph | None:
-        first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
-        shorter_first = second is None or (first is not None and first <= second)
-        for side in (self.first, self.second) if shorter_first else (self.second, self.first):
+        for side in self._by_list(num_inputs, num_outputs):
             graph = side.listing(num_inputs, num_outputs, device)[0]
             if graph is not None:
                 return graph
@@ -242,9 +252,16 @@ class And(_Pair):
         return some and not self.batch_shape and not torch.compiler.is_compiling()
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int | None:
-        bounds = [side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second)]
-        known = [bound for bound in bounds if bound is not None]
-        return min(known) if known else None
+        bounds = (side.edge_bound(num_inputs, num_outputs) for side in self._by_list(num_inputs, num_outputs))
+        return next((bound for bound in bounds if bound is not None), None)
+
+    def _by_list(self, num_inputs: int, num_outputs: int) -> tuple[Support, Support]:
+        """The two supports, first the one whose list is filtered."""
+        swapped = not self.first.repeats and self.second.repeats
+        if not self.first.repeats and not swapped:
+            first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
+            swapped = second is not None and (first is None or second < first)
+        return (self.second, self.first) if swapped else (self.first, self.second)
 
     def __repr__(self) -> str:
         return f"({self.first!r} & {self.second!r})"
@@ -362,6 +379,10 @@ class Transposed(Support):
     @property
     def listed(self) -> bool:
         return self.of.listed
+
+    @property
+    def repeats(self) -> bool:
+        return self.of.repeats
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ The base class and the combinations `&`, `|`, `~` are in `masks.py`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -428,13 +428,20 @@ class EdgeSupport(Support):
     def listing(self, num_inputs: int, num_outputs: int, device: Device = None) -> tuple[Graph | None, bool]:
         return self.edges(num_inputs, num_outputs, device), True
 
-    listed = True
+    listed = repeats = True
 
     def edge_bound(self, num_inputs: int, num_outputs: int) -> int:
         return self.graph.num_edges
 
-    def transpose(self) -> EdgeSupport:
-        return EdgeSupport(self.graph.reversed())
+    def transpose(self) -> Self:
+        return type(self)(self.graph.reversed())
+
+
+@structure()
+class DistinctEdges(EdgeSupport):
+    """The pairs of a graph without duplicate edges."""
+
+    repeats = False
 
 
 Support._of_graph = EdgeSupport

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structconv import Conv, DotProduct, RelativeBias, Uniform
+from structconv import STRUCTURE, Conv, DotProduct, RelativeBias, Uniform, batch
 from structconv.errors import StructureError
 from structconv.structures import Blocks, Causal, DenseMask, EdgeSupport, Global, Graph, Grid, Padding, Support, Window
 from structconv.structures.masks import And, Not, Or, Transposed
@@ -160,6 +160,20 @@ def test_edge_support_is_the_graph_itself_with_its_duplicates():
     assert support.transpose().graph is graph.reversed()
     empty = EdgeSupport(Graph(torch.zeros(2, 0, dtype=torch.int32), num_nodes=3))
     assert not table(empty, 3, 3).any() and empty.edges(3, 3).num_edges == 0
+
+
+@pytest.mark.parametrize("mask", [Window(2), Blocks(2), Global(1), Window(1) & Causal(), Causal()])
+@pytest.mark.parametrize("graph_first", [True, False])
+def test_duplicate_edges_count_whatever_other_lists_are_shorter(mask, graph_first):
+    """The shorter list was filtered, a window's pairs once each: a batch gave other numbers than its samples."""
+    graphs = [Graph(torch.randint(n, (2, 4 * n)), num_nodes=n) for n in (5, 3, 4)]
+    scores, keep = DotProduct(heads=2, dim=4), (STRUCTURE, mask) if graph_first else (mask, STRUCTURE)
+    layer = Conv(scores.masked(keep=keep[0]).masked(keep=keep[1]).softmax(), 3, 4).double()
+    xs = [torch.randn(graph.num_inputs, 3).double() for graph in graphs]
+    apart = torch.cat([layer(x, structure=graph) for x, graph in zip(xs, graphs, strict=True)])
+    torch.testing.assert_close(layer(torch.cat(xs), structure=batch(graphs)), apart)
+    kept = (EdgeSupport(graphs[1]) & mask).edges(3, 3)
+    assert kept.num_edges == mask.contains(graphs[1].source, graphs[1].target).sum()
 
 
 @pytest.mark.parametrize("support", [
