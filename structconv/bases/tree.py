@@ -228,6 +228,10 @@ class Leaf:
     def dim(self) -> int:
         return len(self.shape)
 
+    @property
+    def mT(self) -> Leaf:
+        return Leaf(_attribute(self.get, "mT"), self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))
+
 
 def tensor(leaf: Any) -> Any:
     """Return the tensor; compute it if it is a lazy product."""
