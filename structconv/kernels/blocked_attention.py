@@ -74,12 +74,13 @@ class Blocked(NamedTuple):
         terms = self.terms(call.basis)
         query, key, scale = products(terms)
         inputs, outputs = key.shape[-2], query.shape[-2]
-        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3])
+        own = self.existing.batch_shape(call.basis) if self.existing.masked else ()
+        lead = broadcast(r.shape[:-3], query.shape[:-3], key.shape[:-3], own)
         kinds = [(leaf.kind, leaf.clip) for leaf in tables(terms)]
         counted = None if clip is None else ("clip", clip)
         if inputs * outputs == 0 or (counted is not None and any(kind != counted for kind in kinds)):
             return None
-        if self.dropout.p > 0 and lead != broadcast(query.shape[:-3], key.shape[:-3]):
+        if self.dropout.p > 0 and lead != broadcast(query.shape[:-3], key.shape[:-3], own):
             return None  # dropout that a batch of r shares
         if self.existing.masked and not all(map(finite, (r, query, key))):
             return None

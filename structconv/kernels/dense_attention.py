@@ -74,12 +74,14 @@ class Attended(NamedTuple):
         causal, paddings, others = existing = self.existing
         lead: tuple[int, ...] = r.shape[:-3]
         masked = bool(paddings or others)
+        own = existing.batch_shape(basis) if masked else ()
         drop = drop_of(self.dropout.p, self.dropout.seed_of(basis), self.size)
-        if drop[0] and lead != broadcast(query.shape[:-3], key.shape[:-3]):
+        if drop[0] and lead != broadcast(query.shape[:-3], key.shape[:-3], own):
             return call.materialized().apply(r)  # dropout that a batch of r shares
         outputs, inputs, values = query.shape[-2], key.shape[-2], r
-        if not (len(lead) == 1 and r.shape[-3] == self.size and query.shape[:-2] == key.shape[:-2] == r.shape[:-2]):
-            lead = broadcast(lead, query.shape[:-3], key.shape[:-3])
+        if not (len(lead) == 1 and r.shape[-3] == self.size and query.shape[:-2] == key.shape[:-2] == r.shape[:-2]
+                and own in ((), (1,), lead)):
+            lead = broadcast(lead, query.shape[:-3], key.shape[:-3], own)
             query, key, values = [_batch(t, lead, self.size) for t in (query, key, r)]
         mask = existing.table(basis, lead, inputs, outputs, r.device) if masked else None
         if causal and inputs > outputs and not (masked or drop[0]) and self.bias is None:

@@ -140,6 +140,11 @@ class Existing(NamedTuple):
         """True if pairs are absent for a reason other than their order."""
         return bool(self.paddings or self.others)
 
+    def batch_shape(self, basis: Any) -> tuple[int, ...]:
+        """The leading dimensions of all but the order."""
+        return broadcast(*[find(basis).shape[:-1] for find in self.paddings],
+                         *[find(basis).batch_shape for find in self.others])
+
     def padding(self, basis: Any) -> Tensor | None:
         """The inputs that exist by all paddings, (..., M)."""
         return all_of([find(basis) for find in self.paddings])
