@@ -6,14 +6,22 @@ import pytest
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from structconv import Causal, ConfigError, Eye, Full, Graph, LowRank, Padding, RelativeBias, ShapeError, Window
+from structconv import Causal, ConfigError, Eye, Full, Graph, LowRank, Padding, RelativeBias, ShapeError, Window, conv
 from structconv.bases import Bilinear, Dense, Score, value
 from structconv.mechanisms import Adjacency, ALiBi, BiAffine, DotProduct, Given, Mechanism, Shifts
 from structconv.nn import Conv, MultiheadAttention, StructureBuffer
 from structconv.primitives.blocked_attention import Maps, Options, blocked_attention
 from structconv.structures import DenseMask, EdgeSupport
+from structconv.weights import Weight
 
 EDGES = torch.tensor([[0, 1], [1, 2]])
+
+
+class Mirrored(Weight, theta="KPQ"):
+    theta: torch.Tensor
+
+    def dense(self):
+        return (self.theta + self.theta.flip(0)) / 2
 
 
 def summed(structure, self_loops=False):
@@ -366,3 +374,35 @@ def test_gradients_of_scores_that_are_multiplied(weights, causal):
     options = Options(weights, "identity" if weights == "softmax" else "exp", 2.5, causal, 0.7, 0.0, 1)
     assert torch.autograd.gradcheck(
         lambda *t: blocked_attention(*t[:3], Maps(t[3], None, None, None, None), options)[0], (q, k, v, diagonal))
+
+
+@pytest.mark.parametrize("part", [DotProduct(heads=2, dim=4).softmax(), Shifts([2])])
+def test_a_weight_that_mixes_its_matrices_within_parts_of_an_expression(part):
+    """The tensors of a user's weight were cut into parts, each mixed by itself: other numbers, silently."""
+    layer, x = Conv(Shifts([-1, 0, 1]) | part, 3, 2, weight=Mirrored()).double(), torch.randn(6, 3).double()
+    a, theta = layer.basis(x).dense(torch.float64), layer.weight().dense()
+    torch.testing.assert_close(layer(x), torch.einsum("kmn,mp,kpq->nq", a, x, theta) + layer.bias)
+
+
+@pytest.mark.parametrize("over", ["inputs", "outputs"])
+def test_transposed_weights_of_a_table_of_pairs(over):
+    """Plans read shapes of the table alone, and failed with an AttributeError."""
+    keep, x, theta = torch.rand(2, 5, 4) < 0.7, torch.randn(2, 4, 3).double(), torch.randn(1, 3, 2).double()
+    scores = Dense(torch.randn(2, 1, 5, 4).double()).masked(keep=DenseMask(keep)).softmax(over)
+    for basis in (scores.transpose(), (scores + Dense(torch.randn(1, 5, 4).double()).softmax()).transpose()):
+        expected = torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(torch.float64), x, theta)
+        torch.testing.assert_close(conv(x, basis, theta), expected)
+
+
+@pytest.mark.parametrize("mask", [Padding(torch.rand(2, 5) < 0.7), DenseMask(torch.rand(3, 2, 5, 5) < 0.7)])
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
+def test_a_mask_of_a_batch_over_scores_and_x_without(mask, kind, shape):
+    """Kernels took the batch of x and of the scores alone: "the number of sizes provided must be greater"."""
+    basis = Bilinear(torch.randn(2, 5, 3).double(), torch.randn(2, 5, 3).double()).masked(keep=mask).normalize(kind)
+    x, theta = torch.randn(*shape, 5, 3).double().requires_grad_(), torch.randn(2, 3, 2).double()
+    y, expected = conv(x, basis, theta), torch.einsum("...kmn,...mp,kpq->...nq", basis.dense(torch.float64), x, theta)
+    torch.testing.assert_close(y, expected)
+    weights = torch.randn_like(y)
+    ours, theirs = (torch.autograd.grad(t, x, weights) for t in (y, expected))
+    torch.testing.assert_close(ours, theirs)

@@ -109,6 +109,9 @@ class Weight(FrozenValue, abc.ABC):
         """True for a class of the user's: its values hold the options of the constructor, and it is checked."""
         return not cls.__module__.startswith("structconv.")
 
+    #: The weight that holds the tensor (K, P, Q).
+    _of_dense: ClassVar[Callable[[Tensor], Weight]]
+
     @property
     def is_value(self) -> bool:
         """True if the weight holds tensors, False if it is a configuration."""
@@ -290,7 +293,10 @@ class Weight(FrozenValue, abc.ABC):
         return plus(r.squeeze(-3) if r.shape[-3] == 1 else r.sum(-3), bias)
 
     def slice(self, start: int, stop: int) -> Weight:
-        """The matrices start <= k < stop, in the same factors."""
+        """The matrices start <= k < stop, in the same factors; of a class of the user's, whose `dense` may mix them, as
+        they are."""
+        if self._is_users():
+            return type(self)._of_dense(self.dense()[start:stop])
         part = dict(self.__dict__)
         for name, axes in self.LETTERS.items():
             if axes[0] == "K":

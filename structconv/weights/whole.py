@@ -49,6 +49,9 @@ class Full(Weight, theta="KPQ"):
         return contract_heads(r, self.theta, bias)
 
 
+Weight._of_dense = Full.of
+
+
 class Grouped(Weight, theta="KGPQ"):
     """Block-diagonal Theta: `groups` groups of channels, each read by one group of outputs; K P Q / G numbers.
 
