@@ -31,13 +31,14 @@ FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
 #: On Intel's processors nothing is faster than MKL at full width, for more columns of x than `SHALLOW` or without a
-#: bias, which it copies first, as long as x and the result have fewer bytes than `MKL_BYTES`; on others, oneDNN is.
+#: bias, which it copies first, as long as x has fewer bytes than `MKL_BYTES`, and the result than `FRESH_BYTES`; on
+#: others, oneDNN is.
 ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
 #: Columns up to which the native kernel is the fastest of all. Beyond, it prefetches, and is faster than oneDNN if x
 #: and the product exceed the caches, which is from `LEAST_BYTES` on, unless rows of x have `LONG_ROW` numbers or more.
 FEW_COLUMNS, LEAST_BYTES, LONG_ROW = 16, 20 << 20, 1024
-#: x^T y: multiplications from which the native kernel pays for few columns; rows from which it does at full width, and
-#: numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.
+#: x^T y: multiplications from which the native kernel pays for few columns; rows from which it does for more, unless x
+#: exceeds the caches, and numbers of the result beyond which twice as many are needed; and numbers from which MKL wins.
 LEAST_NARROW, LEAST_ROWS, WIDE_OUTER, LARGE_OUTER = 1 << 18, 1 << 13, 1 << 16, 1 << 19
 #: Bytes beyond which the C library gives memory back at once, so that every result costs its page faults again; there
 #: a product into memory that is kept is faster by either library, up to this number of channels.
@@ -202,7 +203,7 @@ def _pays(numbers: int, columns: int) -> bool:
 def _suits_mkl(numbers: int, inputs: int, columns: int, added: bool) -> bool:
     """Return True if MKL is the fastest on Intel's processors, for x of this size and w with this number of columns."""
     wide = columns >= FULL_WIDTH if inputs > SHALLOW else columns > FEW_COLUMNS and not added
-    return wide and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
+    return wide and 4 * numbers < MKL_BYTES and 4 * (numbers // inputs * columns) < FRESH_BYTES
 
 
 def project_kernel(rows: int, inputs: int, columns: int, added: bool = False) -> Kernel:
@@ -223,7 +224,8 @@ def outer_kernel(rows: int, wide: int, narrow: int) -> Kernel:
     """
     numbers = wide * narrow
     least = LEAST_ROWS if numbers <= WIDE_OUTER else 2 * LEAST_ROWS
-    if narrow < 2 or (rows * numbers < LEAST_NARROW if narrow < FULL_WIDTH else rows < least):
+    few = rows < least and 4 * rows * wide < LEAST_BYTES
+    if narrow < 2 or (rows * numbers < LEAST_NARROW if narrow <= FEW_COLUMNS else few):
         return "torch"
     return "native" if numbers < LARGE_OUTER else "library"
 
