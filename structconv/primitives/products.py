@@ -31,8 +31,8 @@ FULL_WIDTH, LEAST_NUMBERS = 16, 1 << 14
 #: Multiplications from which others win enough over MKL at full width to pay for the operator's overhead.
 LEAST_PRODUCTS = 1 << 24
 #: On Intel's processors nothing is faster than MKL at full width, for more columns of x than `SHALLOW` or without a
-#: bias, which it copies first, as long as x has fewer bytes than `MKL_BYTES`, and the result than `FRESH_BYTES`; on
-#: others, oneDNN is.
+#: bias, which it copies first, as long as x and the result have fewer bytes than `MKL_BYTES`, or without a bias x
+#: alone, and the result than `FRESH_BYTES`; on others, oneDNN is.
 ON_INTEL, SHALLOW, MKL_BYTES = "Intel" in processor(), 64, 10 << 20
 #: Columns up to which the native kernel is the fastest of all. Beyond, it prefetches, and is faster than oneDNN if x
 #: and the product exceed the caches, which is from `LEAST_BYTES` on, unless rows of x have `LONG_ROW` numbers or more.
@@ -203,7 +203,7 @@ def _pays(numbers: int, columns: int) -> bool:
 def _suits_mkl(numbers: int, inputs: int, columns: int, added: bool) -> bool:
     """Return True if MKL is the fastest on Intel's processors, for x of this size and w with this number of columns."""
     wide = columns >= FULL_WIDTH if inputs > SHALLOW else columns > FEW_COLUMNS and not added
-    return wide and 4 * numbers < MKL_BYTES and 4 * (numbers // inputs * columns) < FRESH_BYTES
+    return wide and 4 * (numbers + numbers // inputs * columns) < MKL_BYTES
 
 
 def project_kernel(rows: int, inputs: int, columns: int, added: bool = False) -> Kernel:
@@ -212,7 +212,8 @@ def project_kernel(rows: int, inputs: int, columns: int, added: bool = False) ->
     """
     if columns < 2 or not _pays(rows * inputs, columns):
         return "torch"
-    if ON_INTEL and _suits_mkl(rows * inputs, inputs, columns, added):
+    wide = columns > FEW_COLUMNS and 4 * rows * inputs < MKL_BYTES and 4 * rows * columns < FRESH_BYTES
+    if ON_INTEL and (_suits_mkl(rows * inputs, inputs, columns, added) or (wide and not added)):
         return "torch"
     exceeds = 4 * rows * (inputs + columns) >= LEAST_BYTES and inputs < LONG_ROW
     return "native" if columns <= FEW_COLUMNS or exceeds else "library"
