@@ -16,7 +16,7 @@ import torch
 from structconv.errors import ArgumentsError, ConfigError, StructconvError, class_remedy, nearest
 from structconv.shapes import check_device
 
-__all__ = ["check_arguments", "check_constructor", "checked", "explained", "plain", "suggesting"]
+__all__ = ["check_arguments", "check_constructor", "checked", "explained", "is_own", "plain", "suggesting"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATOMS = frozenset({bool, int, float, str, types.NoneType})
@@ -53,13 +53,18 @@ def checked(function: F) -> F:
     return called  # type: ignore[return-value]
 
 
+def is_own(definition: Any) -> bool:
+    """Return True for a class or function of this library, False for one of the user's."""
+    return (definition.__module__ or "").startswith("structconv.")
+
+
 def check_constructor(cls: type) -> None:
     """Let the constructor that a class defines name arguments of a wrong type: in each call, or after a failure, for
     classes of users, whose annotations need not be exact. One that does not call that of `torch.nn.Module` is an
     error."""
     if "__init__" in cls.__dict__:
         own = cls.__dict__["__init__"]
-        cls.__init__ = checked(own) if cls.__module__.startswith("structconv.") else _complete(own)  # type: ignore[misc]
+        cls.__init__ = checked(own) if is_own(cls) else _complete(own)  # type: ignore[misc]
 
 
 def _complete(constructor: F) -> F:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from structconv.arguments import explained
+from structconv.arguments import explained, is_own
 from structconv.errors import ShapeError
 from structconv.pictures import basis_png
 from structconv.shapes import shape_or_type
@@ -377,7 +377,7 @@ def _check_dense(basis: Basis, a: Any) -> None:
 
 def _with_absent(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap `dense(dtype)` of a class as `dense(dtype, absent=...)`, and check that it returns (..., K, M, N)."""
-    by_user = not (own.__module__ or "").startswith("structconv.")
+    by_user = not is_own(own)
 
     def dense(self: Basis, dtype: torch.dtype | None = None, *, absent: float = 0.0) -> Tensor:
         a, present = own(self, dtype), None if absent == 0 else self._present()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from structconv.arguments import is_own
 from structconv.bases.base import Basis, value
 from structconv.bases.pairs import Block, Edges, Pairs
 from structconv.bases.pairwise import Pairwise
@@ -77,7 +78,7 @@ def _expanded(evaluate: Callable[[Any, Pairs], Tensor]) -> Callable[[Any, Pairs]
     Raises:
         ShapeError: the scores do not have the shape of the pairs.
     """
-    own = (evaluate.__module__ or "").startswith("structconv.")
+    own = is_own(evaluate)
     known = own
 
     @functools.wraps(evaluate)

@@ -106,14 +106,14 @@ class Blocked(NamedTuple):
 
 
 def _repeated(along: Tensor, lead: tuple[int, ...], size: int) -> Tensor:
-    """(..., K or 1, L) for all elements of the batch and heads, one after the other."""
+    """(..., K or 1, L) repeated for each element of the batch and each head: (G, L)."""
     if along.dim() == 2:  # reshaped, it would fix the number of entries in an exported program
         return along.expand(size, -1).repeat(math.prod(lead), 1)
     return along.expand(*lead, size, -1).reshape(math.prod(lead) * size, -1)
 
 
 class BlockedAttention(Applied):
-    """Blocks of scores, weighed and multiplied one after the other."""
+    """Blocks of scores, each weighed and multiplied before the next."""
 
     name, types = "structconv.blocked_attention", (Normalized, Dropped)
 

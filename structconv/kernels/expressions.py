@@ -223,7 +223,7 @@ def terms_of_calls(terms: Sequence[Summand]) -> Callable[[Any], tuple[Term, ...]
 
 
 def products(terms: Sequence[Term]) -> tuple[Tensor, Tensor, float]:
-    """(query, key, c) with c <query_kn, key_km> the sum of the terms that are products: one after the other in D."""
+    """(query, key, c) with c <query_kn, key_km> the sum of the terms that are products, concatenated along D."""
     leaves = [(leaf, factor) for leaf, factor in terms if isinstance(leaf, PRODUCTS)]
     first, factor = leaves[0]
     if len(leaves) == 1 and isinstance(first, Bilinear) and not isinstance(factor, Tensor):

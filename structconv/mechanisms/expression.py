@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from structconv import torch_compat as private
-from structconv.arguments import check_constructor
+from structconv.arguments import check_constructor, is_own
 from structconv.bases.base import BASES, Algebra, Basis, is_basis
 from structconv.bases.dense import Dense
 from structconv.bases.linear import BlockDiagonal
@@ -227,14 +227,15 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
     _role: str = ""
     #: True if its entries are scores, so that a softmax over them has a meaning.
     has_scores: bool = False
-    #: What `forward` reads. "content": the numbers in x or z; without it the layer is linear in x. "structure":
-    #: `inputs.structure`. "projected": `inputs.projected`. "sibling": `inputs.sibling`, the other operand of a sum or a
-    #: product. "positions": `inputs.output_positions`; without it a basis of offsets is moved to the positions of the
-    #: outputs, and of a basis of the structure the outputs at these positions are selected.
+    #: The inputs that `forward` reads. "content": the numbers in x or z; without it the layer is linear in x.
+    #: "structure": `inputs.structure`. "projected": `inputs.projected`. "sibling": `inputs.sibling`, the other operand
+    #: of a sum or a product. "positions": `inputs.output_positions`; without it a basis of offsets is moved to the
+    #: positions of the outputs, and of a basis of the structure the outputs at these positions are selected.
     reads: Collection[str] = ("content", "structure")
-    #: What its basis depends on in a batch of samples. "apart": anything; `forward` is called for each sample.
-    #: "structure": the structure of the batch. "pairs": an entry depends on its own input and output only; `forward` is
-    #: called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on m - n.
+    #: The facts of a batch of samples that its basis depends on. "apart": anything; `forward` is called for each
+    #: sample. "structure": the structure of the batch. "pairs": an entry depends on its own input and output only;
+    #: `forward` is called once, and pairs of different samples are masked out. "offsets": like "pairs", and also on
+    #: m - n.
     batching: str = "apart"
     #: Names of methods (x (..., M, P), position of the first) -> (..., K, M, D) or (..., K, M), a tensor or a lazy
     #: product, whose entry at m depends on input m and its position only. `forward` gets their results by
@@ -537,7 +538,7 @@ class Mechanism(Algebra["Mechanism"], Named, nn.Module):
 
 #: The names of attributes that every mechanism has. `forward` is left out: torch and tools replace it in a module.
 _OF_EVERY_MECHANISM = frozenset(
-    name for kind in Mechanism.__mro__ if kind.__module__.startswith("structconv.") for name, held in vars(kind).items()
+    name for kind in Mechanism.__mro__ if is_own(kind) for name, held in vars(kind).items()
     if isinstance(held, FunctionType | property) and not name.startswith("__")
 ) - {"forward"} | {"has_scores", "reads", "batching", "sources"}
 
@@ -549,7 +550,7 @@ def _count(structure: Any, name: str) -> int | None:
 
 
 def check_mechanism(owner: str, module: Any) -> None:
-    """Raise `ConfigError` where another module stands in the place of a mechanism, here or further down."""
+    """Raise `ConfigError` if the module, or one of its operands, is no mechanism."""
     if not hasattr(module, "evaluate"):
         raise ConfigError(owner, "its mechanism must be a Mechanism", type(module).__name__,
                           "Register a hook, or derive a class, instead of wrapping one.")
@@ -583,7 +584,7 @@ class Position(nn.Module):
         [0, 0, 6, 6, 6, 0]
     """
 
-    #: The same attributes as of a mechanism. Positions count from the first entry of the output's sample.
+    #: These attributes have the meaning of a mechanism's. Positions count from the first entry of the output's sample.
     reads: Collection[str] = ("content", "structure")
     batching: str = "apart"
     #: True if it reads x, False if it reads only z.

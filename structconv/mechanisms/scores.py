@@ -611,8 +611,8 @@ class Uniform(Score):
 
     def __init__(self, window: int | Sequence[int] | None = None) -> None:
         super().__init__()
-        own: Any = tuple(window) if isinstance(window, list) else window
-        self.window, self.support = own, None if own is None else Window(own)
+        self.support = None if window is None else Window(window)  # type: ignore[arg-type]
+        self.window = None if self.support is None else self.support.radius
 
     def forward(self, inputs: Inputs) -> Basis:
         output_positions, window = inputs.output_positions, self.support

@@ -101,7 +101,7 @@ def direct_of(root: Any) -> Direct | None:
     if type(root) is Cuboid and (padding := _padding(root)) is not None:
         return partial(_convolve_image, root, padding, _is_usual(root))
     if type(root) is Cuboid and (pads := _pads(root)) is not None:
-        return partial(_convolve_padded, root, *pads)
+        return partial(_convolve_padded, root, *pads, _is_usual(root))
     if type(root) is Pool:
         return None if root.ndim is None else partial(_pool_image, root, True)
     if type(root) is not Operation:
@@ -278,8 +278,9 @@ def _convolve_image(leaf: Cuboid, padding: list[int], usual: bool, layer: Any, i
         return None
 
 
-def _convolve_padded(leaf: Cuboid, pads: list[int], mode: str, layer: Any, image: Tensor, _: Any) -> Tensor | None:
-    """`_convolve_image` of a usual kernel with padding that it does not do itself."""
+def _convolve_padded(leaf: Cuboid, pads: list[int], mode: str, usual: bool, layer: Any, image: Tensor, _: Any
+                     ) -> Tensor | None:
+    """`_convolve_image` with padding that it does not do itself."""
     if (image.dim() - len(leaf.kernel_size) not in (1, 2) or image.dtype is not torch.float32 or not image.is_cpu
             or image.layout is not torch.strided or not is_plain(layer, Shift, leaf)):
         return None
@@ -287,7 +288,7 @@ def _convolve_padded(leaf: Cuboid, pads: list[int], mode: str, layer: Any, image
         wide = F.pad(image, pads, mode)
     except REFUSED:  # as above
         return None
-    return _convolve_image(leaf, [0] * len(leaf.kernel_size), _is_usual(leaf), layer, wide, None)
+    return _convolve_image(leaf, [0] * len(leaf.kernel_size), usual, layer, wide, None)
 
 
 def _convolve_transposed(leaf: Cuboid, padding: list[int], layer: Any, image: Tensor, extra: Any) -> Tensor | None:

@@ -39,9 +39,9 @@ def segment_sum(values: Tensor, index: Tensor, num: int, *, rows: bool = False) 
     """
     _check_segments("segment_sum", values.mT if rows else values, index)
     wide = values.to(sum_dtype(values.dtype))
-    if rows:
-        return wide.new_zeros((*values.shape[:-2], num, values.shape[-1])).index_add(-2, index, wide).to(values.dtype)
-    return wide.new_zeros((*values.shape[:-1], num)).index_add(-1, index, wide).to(values.dtype)
+    axis, shape = -2 if rows else -1, [*values.shape]
+    shape[axis] = num
+    return wide.new_zeros(shape).index_add(axis, index, wide).to(values.dtype)
 
 
 def is_few_rows(x: Tensor) -> bool:

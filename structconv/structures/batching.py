@@ -25,7 +25,7 @@ __all__ = ["AnyStructure", "GridBatch", "Structure", "StructureBatch", "batch", 
 
 @structure(eq=True)
 class GridBatch(FrozenValue):
-    """Grids joined along the entries, one after the other. Shifts stay within each grid.
+    """Grids concatenated along the entries. Shifts stay within each grid.
 
     Grids of one shape need no batch: a single `Grid` serves x (B, M, P).
 
@@ -70,7 +70,7 @@ class GridBatch(FrozenValue):
 
 @structure()
 class StructureBatch(FrozenValue):
-    """Structures of your own class, joined along the entries, one after the other.
+    """Structures of your own class, concatenated along the entries.
 
     The mechanism computes the basis of each structure by itself. `batch` returns it if the class has no
     method `batched`.

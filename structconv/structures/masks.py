@@ -257,8 +257,8 @@ class And(_Pair):
 
     def _by_list(self, num_inputs: int, num_outputs: int) -> tuple[Support, Support]:
         """The two supports, first the one whose list is filtered."""
-        swapped = not self.first.repeats and self.second.repeats
-        if not self.first.repeats and not swapped:
+        swapped = not self.first.repeats
+        if swapped and not self.second.repeats:
             first, second = (side.edge_bound(num_inputs, num_outputs) for side in (self.first, self.second))
             swapped = second is not None and (first is None or second < first)
         return (self.second, self.first) if swapped else (self.first, self.second)

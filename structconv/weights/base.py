@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from structconv.arguments import check_constructor
+from structconv.arguments import check_constructor, is_own
 from structconv.bases.tree import Shared
 from structconv.errors import ConfigError, ShapeError
 from structconv.primitives.products import contract_heads, expand_heads, linear
@@ -73,7 +73,7 @@ class Weight(FrozenValue, abc.ABC):
         if letters:
             cls.LETTERS = letters
         for name in letters:
-            if cls._is_users() and hasattr(Weight, name):
+            if not is_own(cls) and hasattr(Weight, name):
                 raise ConfigError(cls.__name__, "no tensor may have the name of an attribute of Weight", name,
                                   "Rename it.")
         check_constructor(cls)
@@ -103,11 +103,6 @@ class Weight(FrozenValue, abc.ABC):
         """The type, and of each tensor the shape, the dtype and whether it requires a gradient, which may change."""
         return type(self), *[(field.shape, field.dtype, field.requires_grad) if isinstance(field, Tensor)
                              else key_of(field) for field in self.__dict__.values()]
-
-    @classmethod
-    def _is_users(cls) -> bool:
-        """True for a class of the user's: its values hold the options of the constructor, and it is checked."""
-        return not cls.__module__.startswith("structconv.")
 
     #: The weight that holds the tensor (K, P, Q).
     _of_dense: ClassVar[Callable[[Tensor], Weight]]
@@ -167,7 +162,7 @@ class Weight(FrozenValue, abc.ABC):
         check_positive(owner, "in_channels", in_channels)
         check_positive(owner, "out_channels", out_channels)
         weight = self._module(sizes, in_channels, out_channels, dtype, device)
-        if self._is_users():
+        if not is_own(type(self)):
             self._check_dense(weight().dense(), sum(sizes), in_channels, out_channels)
         weight.reset_parameters()
         return weight
@@ -181,7 +176,7 @@ class Weight(FrozenValue, abc.ABC):
                    torch.empty([extents[letter] for letter in axes], dtype=dtype, device=device)
                    for name, axes in self.LETTERS.items()}
         fixed = {name: {"size": size, "channels": in_channels}[name] for name in self.FIELDS if name not in tensors}
-        if self._is_users():
+        if not is_own(type(self)):  # whose `dense` may read the options of the constructor
             fixed = {**self.__dict__, **fixed}
         return BoundWeight(self, size, in_channels, out_channels, tensors, fixed)
 
@@ -189,7 +184,7 @@ class Weight(FrozenValue, abc.ABC):
         """Raise `ConfigError` if a tensor has no letters, or a letter no size."""
         owner = type(self).__name__
         for name in self.FIELDS:
-            if self._is_users() and name not in self.LETTERS:
+            if name not in self.LETTERS and not is_own(type(self)):
                 raise ConfigError(owner, f"each tensor must have its axes in the class line, {name}='KPQ'",
                                   repr(dict(self.LETTERS)))
         unknown = sorted({letter for axes in self.LETTERS.values() for letter in axes} - set(extents))
@@ -295,7 +290,7 @@ class Weight(FrozenValue, abc.ABC):
     def slice(self, start: int, stop: int) -> Weight:
         """The matrices start <= k < stop, in the same factors; of a class of the user's, whose `dense` may mix them, as
         they are."""
-        if self._is_users():
+        if not is_own(type(self)):
             return type(self)._of_dense(self.dense()[start:stop])
         part = dict(self.__dict__)
         for name, axes in self.LETTERS.items():

@@ -71,7 +71,7 @@ class Parent(Mechanism):
 
 
 class ParentOfAll(Parent):
-    """The same, of a batch at once."""
+    """`Parent`, computed for a whole batch in one call."""
 
     batching = "structure"
 

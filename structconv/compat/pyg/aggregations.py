@@ -331,12 +331,17 @@ class SoftmaxAggregation(_Learned):
         sums = _softmax_sums(how, gather(x, graph), graph.target, graph.num_outputs) if x.dim() == 2 else None
         if sums is not None:
             return sums
-        scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
-        scaled = scaled.detach() if how.semi_grad else scaled
+        scaled = _scaled(how, x)
         none, scores = scaled.new_zeros(()).expand(*x.shape[:-2], x.shape[-1], graph.num_outputs), None
         if x.dim() == 2 and is_few(graph, x.shape[1]):
             scores = Bilinear((1 + none).unsqueeze(-1), scaled.mT.unsqueeze(-1))
         return attend(x, x.mT.unsqueeze(-1), Affine(scaled.mT, none) if scores is None else scores, graph)[0]
+
+
+def _scaled(how: Any, x: Tensor) -> Tensor:
+    """The scores t x of a `SoftmaxAggregation`."""
+    scaled = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
+    return scaled.detach() if how.semi_grad else scaled
 
 
 def _softmax_sums(how: Any, x: Tensor, index: Tensor, size: int | None) -> Tensor | None:
@@ -344,8 +349,7 @@ def _softmax_sums(how: Any, x: Tensor, index: Tensor, size: int | None) -> Tenso
     if not (is_plain(index) and index.shape == x.shape[:1] and len(index) and x.is_floating_point()):
         return None
     groups = group_count(index) if size is None else size
-    scores = x if isinstance(how.t, int | float) and how.t == 1 else x * how.t
-    weights = in_any_order(scores.detach() if how.semi_grad else scores, index, groups, "softmax",
+    weights = in_any_order(_scaled(how, x), index, groups, "softmax",
                            lambda rows, index: segment_softmax(rows, index, groups, rows=True))
     if weights is None:
         return None
