@@ -98,8 +98,9 @@ def row(line: Line) -> tuple[str, ...]:
 def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """The geometric mean of the ratios of each suite, of each of its phases, and of each peer, group and phase.
 
-    `below_one` names the lines whose peer is faster, `slower` those of them in which it is in each measurement, also of
-    tensors and layers made anew; their ratio is the median of all. Lines whose numbers were not compared do not count.
+    `below_one` names the lines whose peer is faster. `slower` names those of them in which it is in each measurement,
+    also of tensors and layers made anew, by more than it differs from a copy of itself: the median of all, which is
+    named, lies below each ratio of the peer to its copy. Lines whose numbers were not compared do not count.
     """
     compared = [line for line in lines if line.ratio is not None and line.max_error is not None]
     groups: dict[tuple[str, str, str, str], list[Line]] = {}
@@ -110,9 +111,14 @@ def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [{"suite": suite, "peer": peer, "group": group, "phase": phase, "lines": len(members),
              "geometric_mean": _rounded(statistics.geometric_mean(line.ratio or 0.0 for line in members)),
              "below_one": [_named(line) for line in members if (line.ratio or 0.0) < 1],
-             "slower": [_named(replace(line, ratio=statistics.median(ratios))) for line in members
-                        if max(ratios := [line.ratio or 0.0, *line.extra.get("anew", ())]) < 1]}
+             "slower": [_named(replace(line, ratio=statistics.median(_ratios(line)))) for line in members
+                        if max(ratios := _ratios(line)) < 1
+                        and statistics.median(ratios) < min(line.extra.get("itself", (1.0,)))]}
             for (suite, peer, group, phase), members in groups.items()]
+
+
+def _ratios(line: Line) -> list[float]:
+    return [line.ratio or 0.0, *line.extra.get("anew", ())]
 
 
 def _named(line: Line) -> str:

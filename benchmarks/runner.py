@@ -31,8 +31,8 @@ _PEAKS = 3
 #: The seed of the parameters, equal in all runs: if one of millions of scores lies within rounding of a kink, as in
 #: leaky ReLU, gradients differ by more than the tolerance.
 _SEED = 0
-#: How many more times a line below 1 is measured, with new tensors and layers: their place in memory changes a ratio by
-#: 1 to 3 %, even between two copies of one layer.
+#: How many more times a line below 1 is measured, with new tensors and layers, and beside them the peer against a copy
+#: of itself: their place in memory changes a ratio by 1 to 4 %, even between two copies of one layer.
 _ANEW = 4
 #: The suite whose inputs are so small that only overheads are left.
 _TINY = "dispatch"
@@ -99,22 +99,26 @@ def run(case: Case | Probe, settings: Settings, edges: int | None = None) -> Ite
     for phase in comparison.ours.phases:
         for line in _phase(case, comparison, phase, upstream, settings):
             if line.ratio is not None and line.ratio < 1 and line.max_error is not None:
-                anew = [_ratio_anew(case, settings, edges, phase, upstream, line.peer) for _ in range(_ANEW)]
-                line = replace(line, extra={**line.extra, "anew": anew})
+                anew = [_ratios_anew(case, settings, edges, phase, upstream, line.peer) for _ in range(_ANEW)]
+                of_ours, of_itself = map(list, zip(*anew, strict=True))
+                line = replace(line, extra={**line.extra, "anew": of_ours, "itself": of_itself})
             if edges is not None and line.ours_ms is not None:
                 line = replace(line, extra={**line.extra, "ns_per_edge": 1e6 * line.ours_ms[1] / (line.edges or edges)})
             yield line
 
 
-def _ratio_anew(case: Case, settings: Settings, edges: int | None, phase: str, upstream: Tensor, peer: str | None
-                ) -> float:
-    """The ratio of the same comparison with new tensors and layers."""
+def _ratios_anew(case: Case, settings: Settings, edges: int | None, phase: str, upstream: Tensor, peer: str | None
+                 ) -> tuple[float, float]:
+    """The ratio of the same comparison with new tensors and layers, and that of the peer to a copy of itself."""
     torch.manual_seed(_SEED)
     comparison = case.build(settings.size(edges))
     works = {entrant.name: entrant.work(phase, upstream) for entrant in (comparison.ours, *comparison.peers)
              if entrant.name in (comparison.ours.name, peer)}
+    copies = {entrant.name: entrant for entrant in case.build(settings.size(edges)).peers}
+    works["itself"] = copies[str(peer)].work(phase, upstream)
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit)
-    return times[str(peer)].median / times[comparison.ours.name].median
+    of_peer = times[str(peer)].median
+    return of_peer / times[comparison.ours.name].median, of_peer / times["itself"].median
 
 
 def _noting(once: dict[str, float], name: str, work: Work) -> Sequence[Tensor]:

@@ -172,7 +172,8 @@ def _print_means(groups: Sequence[dict[str, Any]]) -> None:
     for mean in groups:
         if mean["peer"] == "all" and not mean["phase"] and mean["below_one"]:
             print(f"below 1 in {mean['suite']}: {'; '.join(mean['below_one'])}")
-            print(f"of which also with tensors and layers made anew: {'; '.join(mean['slower']) or 'none'}")
+            print("of which also with tensors and layers made anew, by more than the peer differs from its copy: "
+                  f"{'; '.join(mean['slower']) or 'none'}")
 
 
 def _print_environment(lines: Sequence[Line]) -> None:

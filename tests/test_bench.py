@@ -175,14 +175,19 @@ def test_means_are_geometric_and_name_the_lines_below_one():
     assert actual["all", "", ""]["slower"] == ["mha, forward, torch 0.30x"]
     lines[2] = dataclasses.replace(lines[2], extra={"anew": [0.2, 1.1, 0.3, 0.9]})
     assert means(lines)[0]["below_one"] and not means(lines)[0]["slower"]
+    lines[2] = dataclasses.replace(lines[2], extra={"anew": [0.95, 0.98, 0.99, 0.96], "itself": [0.97, 1.03]})
+    assert means(lines)[0]["slower"] == ["mha, forward, torch 0.96x"]
+    lines[2].extra["itself"][0] = 0.96  # the peer and its copy differ as much
+    assert not means(lines)[0]["slower"]
 
 
 def test_a_line_below_one_is_measured_with_tensors_made_anew(monkeypatch):
-    times = {"ours": Times((2.0,)), "peer": Times((1.0,))}
+    times = {"ours": Times((2.0,)), "peer": Times((1.0,)), "itself": Times((4.0,))}
     monkeypatch.setattr("benchmarks.runner.alternate", lambda works, **_: {name: times[name] for name in works})
     made = []
     actual = list(run(Case(suite="graph", name="case", build=lambda size: made.append(size) or comparison()), BRIEF))
-    assert [line.extra["anew"] for line in actual] == [[0.5] * 4] * 2 and len(made) == 9
+    assert [line.extra["anew"] for line in actual] == [[0.5] * 4] * 2 and len(made) == 17
+    assert [line.extra["itself"] for line in actual] == [[0.25] * 4] * 2
     assert "anew 0.5, 0.5, 0.5, 0.5" in row(actual[0])[-1]
     times["peer"] = Times((2.0,))
     assert "anew" not in lines_of(comparison())[0].extra

@@ -775,21 +775,23 @@ class _AvgPool(_Layer):
     def forward(self: Any, input: Tensor) -> Tensor:
         """(N, C, *S) or (C, *S) -> (N, C, *S') or (C, *S'); see torch's."""
         compiled, planned = is_dynamo_compiling(), Autotuning.enabled or register.OF_USERS
-        if type(input) is Tensor and not (compiled or planned or self.ceil_mode):
+        if type(input) is Tensor and not (compiled or planned):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
+                if input.requires_grad and input.numel() < FEW_SUMMED:
+                    return self._by_torch(input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
+                                          self.count_include_pad, self.divisor_override)
                 numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
-                axes, divisor = self.axes, self.divisor_override
+                axes, divisor, ceil = self.axes, self.divisor_override, self.ceil_mode
                 if numbers < FEW_SUMMED:
-                    by_torch = ((input.requires_grad and torch.is_grad_enabled())
-                                or (numbers < FEWEST_SUMMED and axes > 1))
+                    by_torch = ceil or (numbers < FEWEST_SUMMED and axes > 1)
                     if not by_torch and divisor is None:
                         y = few_means(input, size, stride, padding, axes)
                         if y is not None:
                             return y
                     if by_torch or axes > 1:
-                        return self._by_torch(input, size, stride, padding, False, self.count_include_pad, divisor)
+                        return self._by_torch(input, size, stride, padding, ceil, self.count_include_pad, divisor)
                 if (size == stride and input.dim() == axes + 2 and padding in (0, (0,))
-                        and divisor is None and not any_autocast()):
+                        and divisor is None and not (ceil or any_autocast())):
                     return window_means(input, size := _each(size, axes), size, (0,) * axes, True)
             except (IndexError, RuntimeError, TypeError, ValueError):  # the general path below raises the error
                 pass

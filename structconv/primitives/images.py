@@ -31,7 +31,7 @@ _FEW_NUMBERS = 1 << 24
 #: Numbers that are summed for all windows, below which a node of C++ is worth more than a faster kernel.
 FEW_SUMMED = 12 << 10
 #: Numbers of planes and cubes below which torch's kernel, without gradients, takes less time than the way to ours.
-FEWEST_SUMMED = 2 << 10
+FEWEST_SUMMED = 4 << 10
 #: Numbers of a kernel, which each call brings into an order of its own.
 _MOST_WEIGHTS = 1 << 16
 #: Bits of a number of one axis: kAxisBits in native/src/operators.cpp.
