@@ -14,6 +14,12 @@ def test_importing_it_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+def test_importing_the_layers_of_others_does_not_import_the_compiler():
+    code = ("import sys, structconv, structconv.compat.torch\nstructconv.convert\n"
+            "sys.exit('torch._dynamo' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
 MODULES = ("bases", "data", "errors", "mechanisms", "nn", "ops", "structures", "tensors", "weights")
 
 

@@ -537,7 +537,6 @@ def _is_left_to_torch(layer: Any, image: Any, weight: Tensor | None) -> bool:
 _TRACED = SimpleNamespace()
 
 
-@torch.compiler.assume_constant_result
 def _traced(kind: Callable[..., Mechanism], *options: Any) -> str:
     """Build the mechanism of these options outside the trace, and return its name in `_TRACED`."""
     name = f"{kind.__name__}{options}"
@@ -545,6 +544,8 @@ def _traced(kind: Callable[..., Mechanism], *options: Any) -> str:
         setattr(_TRACED, name, kind(*options).bound(1))
     return name
 
+
+setattr(_traced, "_dynamo_marked_constant", True)  # noqa: B010 - see torch_compat
 
 def _directly(layer: nn.Module, image: Tensor, structure: Any = None) -> Tensor | None:
     """The result without a plan, `None` if the call needs one, by the mechanism that `_mechanism` has stored; see

@@ -15,7 +15,7 @@ from structconv.compat.copying import copied
 from structconv.compat.pyg import attention, convolutions, heterogeneous, mixtures, norms, polynomials, relational
 from structconv.compat.pyg.aggregations import SIMPLE
 from structconv.compat.pyg.heterogeneous import Relations
-from structconv.compat.pyg.layer import Layer
+from structconv.compat.pyg.layer import OF_MESSAGES, Layer
 from structconv.compat.pyg.linear import Linear, LinearByType
 from structconv.errors import ConfigError
 
@@ -167,8 +167,9 @@ def _difference(layer: nn.Module, pristine: nn.Module, more: bool) -> str | None
             return f"its attribute {name!r}"
         if value != expected and name != "in_channels":
             return f"its attribute {name!r}"
-    if "forward" in vars(layer):
-        return "its forward"
+    for name in ("forward", *OF_MESSAGES):
+        if name in vars(layer):
+            return f"its {name}"
     has, expects = ({name: t.shape for name, t in (*module.named_parameters(remove_duplicate=False),
                                                    *module.state_dict(keep_vars=True).items())}
                     for module in (layer, pristine))

@@ -41,12 +41,9 @@ Channels = int | tuple[int, int]
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
 
-class _OfMessages:
-    """`explain_message`, by which an explainer reads and changes messages: set it on a layer that forms them."""
-
-    def __set__(self, layer: Any, value: Any) -> None:
-        layer._need_messages("explain_message")
-        layer.explain_message = value
+#: The methods by which PyTorch Geometric's layers form messages and explainers change them; no call of ours reads them.
+OF_MESSAGES = ("propagate", "message", "message_and_aggregate", "aggregate", "update", "edge_updater", "edge_update",
+               "explain_message")
 
 
 class Layer(MessagePassing):
@@ -96,7 +93,11 @@ class Layer(MessagePassing):
         self._message_forward_hooks: dict[int, Any] = OrderedDict()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Another `aggr` takes effect as if the layer were made with it."""
+        """Set an attribute. Another `aggr` takes effect as if the layer were made with it. Another `message` or method
+        of its kind is an error, and makes a layer under `patch` PyTorch Geometric's."""
+        if name in OF_MESSAGES:
+            self._need_messages(f"a {name!r} of its own")
+            return setattr(self, name, value)
         if name == "aggr":
             self.aggr_module, value = aggregation(type(self).__name__, value, None), _names(value)
         super().__setattr__(name, value)
@@ -108,13 +109,14 @@ class Layer(MessagePassing):
             cls.__init__ = explained(cls.__dict__["__init__"])  # type: ignore[method-assign]
         if "forward" in cls.__dict__:
             setattr(cls, "forward", _named(cls.__dict__["forward"]))  # noqa: B010 - mypy refuses an assignment
-        overridden = {"message", "message_and_aggregate", "aggregate", "update", "edge_update"} & cls.__dict__.keys()
+        overridden = [name for name in OF_MESSAGES if not _is_ours(cls, name)]
         if overridden:  # no call of ours would read them
-            bases = tuple(theirs for base in cls.__bases__ if (theirs := _theirs(base)) is not None)
-            if len(bases) < len(cls.__bases__):
+            left = [base.__name__ for base in cls.__bases__ if _theirs(base) is None]
+            if left:
                 raise ConfigError(cls.__name__, "a subclass must leave message passing as it is", ", ".join(overridden),
-                                  "Derive it from PyTorch Geometric's layer.")
-            cls.__bases__ = bases
+                                  f"Derive {cls.__name__ if MessagePassing is nn.Module else left[0]} from PyTorch "
+                                  "Geometric's layer.")
+            cls.__bases__ = tuple([cast(type, _theirs(base)) for base in cls.__bases__])
 
     def __prepare_scriptable__(self) -> Any:
         """Raise an error, where `torch.jit.script` asks for what it compiles."""
@@ -129,8 +131,8 @@ class Layer(MessagePassing):
                           "No messages are formed here: propagate, message, explain_message and their hooks do "
                           "nothing. Use PyTorch Geometric's layer for them.")
 
-    explain_message, _need_messages = _OfMessages(), _refused
-    propagate = message = message_and_aggregate = aggregate = update = edge_updater = edge_update = jittable = _refused
+    propagate = message = message_and_aggregate = aggregate = update = edge_updater = edge_update = _refused
+    explain_message = jittable = _need_messages = _refused
     register_propagate_forward_pre_hook = register_propagate_forward_hook = _refused
     register_message_forward_pre_hook = register_message_forward_hook = _refused
     register_aggregate_forward_pre_hook = register_aggregate_forward_hook = _refused
@@ -283,6 +285,12 @@ class Layer(MessagePassing):
         y = (project(rows, messages, None) if self._is_matrix() else
              aggregate(self.aggr_module or self.aggr, rows, messages))
         return y if absent is None else y[..., :-1, :]
+
+
+def _is_ours(kind: type, name: str) -> bool:
+    """Return True if a class of a layer has the method of this name from our layers, and none before theirs."""
+    owner = next(base for base in kind.__mro__ if name in base.__dict__)
+    return issubclass(owner, Layer) and owner.__module__.startswith("structconv.")
 
 
 def _theirs(base: type) -> type | None:
