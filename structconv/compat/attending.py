@@ -29,6 +29,9 @@ from structconv.structures.supports import Causal, DenseMask, Padding, Support
 __all__ = ["CAUSAL", "Mask", "attend", "attend_plainly", "drop_weights", "table_of"]
 
 
+#: Outputs up to which heads that share keys become outputs of one head, and which an operator of torch computes without
+#: a plan in 16 and 64 bits.
+_FEW_OUTPUTS = 32
 #: One object, whose part of a plan's key is known.
 CAUSAL: Support = Causal()
 
@@ -176,12 +179,40 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     longer than few pairs; `None` if the kernel is not known without a plan."""
     if must_be_planned(Dropped if drop[0] else Normalized):
         return None
-    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
+    scale, few = (query.shape[-1] or 1) ** -0.5 if scale is None else scale, query.shape[-2] <= _FEW_OUTPUTS
+    shared = few and not (causal or drop[0]) and _share_keys(query, key, value, mask)
+    if shared:
+        (samples, heads, outputs, depth), groups = query.shape, key.shape[1]
+        query = query.reshape(samples, groups, heads // groups * outputs, depth)
+        mask = None if mask is None else _of_groups(mask, heads, groups, outputs)
     y: Tensor | None = exact_attention(query, key, value, mask, causal, scale, drop)
-    if y is None and not drop[0] and query.shape[-2] == 1 and _is_step(query, key, value, mask):
+    if y is None and not (drop[0] or causal) and few and _is_step(query, key, value, mask):
         y, _ = fused_attention(query, key, value, mask, False, scale)
         y = y if mask is None or finite(y) else None
-    return y
+    return y if y is None or not shared else y.reshape(samples, heads, outputs, y.shape[-1])
+
+
+def _share_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Return True for outputs, without gradients, of heads (B, K, N, D) that share keys: as outputs of one head they
+    read each key once."""
+    if (torch.is_grad_enabled() or is_compiling() or not type(query) is type(key) is type(value) is Tensor
+            or not query.dim() == key.dim() == value.dim() == 4):
+        return False
+    heads, groups = query.shape[1], key.shape[1]
+    if not (query.shape[2] > 1 and 0 < groups < heads and heads % groups == 0 and key.shape[1:3] == value.shape[1:3]):
+        return False
+    return mask is None or (type(mask) is Tensor and 1 < mask.dim() <= 4 and mask.shape[-2] in (1, query.shape[2])
+                            and (mask.dim() == 2 or mask.shape[-3] in (1, heads)))
+
+
+def _of_groups(mask: Tensor, heads: int, groups: int, outputs: int) -> Tensor:
+    """Numbers or booleans (..., K or 1, N or 1, M) for outputs of groups of heads, (..., K' or 1, K / K' N or 1, M)."""
+    own = mask.shape[-3] if mask.dim() > 2 else 1
+    if own == mask.shape[-2] == 1:
+        return mask
+    lead, own = mask.shape[:-3], heads if own > 1 else heads // groups
+    table = (mask if mask.dim() > 2 else mask.unsqueeze(0)).expand(*lead, own, outputs, mask.shape[-1])
+    return table.reshape(*lead, groups if own == heads else 1, heads // groups * outputs, mask.shape[-1])
 
 
 def _is_traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None) -> bool:
@@ -216,8 +247,8 @@ def _traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None, cau
 
 
 def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Return True for one output (B, K, 1, D) that torch's fused attention takes, without gradients: decoding in 16 or
-    64 bits, whose steps are many and small."""
+    """Return True for tensors (B, K, N, D) that torch's fused attention takes, without gradients: decoding in 16 or 64
+    bits, whose steps are many and small."""
     if (torch.is_grad_enabled() or is_compiling() or not type(query) is type(key) is type(value) is Tensor
             or not query.is_cpu or not query.dim() == key.dim() == value.dim() == 4 or private.watched()):
         return False

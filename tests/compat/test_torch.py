@@ -704,6 +704,27 @@ def test_pools_with_ceil_mode(name: str, size: int) -> None:
     torch.testing.assert_close(converted(x), original(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [2, 5, 32])
+@pytest.mark.parametrize("shape", [None, (1, 9), (-1, 9), (2, 1, 1, 9), (2, 1, -1, 9), (6, 1, 9), (2, 6, -1, 9)])
+def test_few_outputs_of_shared_keys_need_no_plan(shape: tuple[int, ...] | None, outputs: int, dtype: torch.dtype,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor copies of the keys: heads that share keys are computed as outputs of one head."""
+    monkeypatch.delattr("structconv.compat.attending.apply")
+    q, (k, v) = torch.randn(2, outputs, 6, 8).to(dtype).transpose(1, 2), torch.randn(2, 2, 3, 9, 8).to(dtype)
+    mask = None if shape is None else torch.rand([outputs if size < 0 else size for size in shape]) > 0.3
+    wide = [t.double().repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (q, k, v)]
+    for table in [mask] if mask is None else [mask, torch.randn(mask.shape).to(dtype)]:
+        if table is not None and table.dtype == torch.bool:
+            table[..., 0] = True  # torch gives NaN to an output without keys
+        numbers = table.double() if table is not None and table.is_floating_point() else table
+        with torch.no_grad():
+            expected = F.scaled_dot_product_attention(*wide, numbers)
+            actual = compat.scaled_dot_product_attention(q, k, v, table, enable_gqa=True)
+        tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(actual, expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("kind", ["none", "causal", "booleans", "numbers", "padding", "added padding", "of heads"])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])

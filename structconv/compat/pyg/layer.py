@@ -96,7 +96,7 @@ class Layer(MessagePassing):
         """Set an attribute. Another `aggr` takes effect as if the layer were made with it. Another `message` or method
         of its kind is an error, and makes a layer under `patch` PyTorch Geometric's."""
         if name in OF_MESSAGES:
-            self._need_messages(f"a {name!r} of its own")
+            self._need_messages(name)
             return setattr(self, name, value)
         if name == "aggr":
             self.aggr_module, value = aggregation(type(self).__name__, value, None), _names(value)
