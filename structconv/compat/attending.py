@@ -29,9 +29,9 @@ from structconv.structures.supports import Causal, DenseMask, Padding, Support
 __all__ = ["CAUSAL", "Mask", "attend", "attend_plainly", "drop_weights", "table_of"]
 
 
-#: Outputs up to which heads that share keys become outputs of one head, and which an operator of torch computes without
-#: a plan in 16 and 64 bits.
-_FEW_OUTPUTS = 32
+#: Outputs up to which heads that share keys become outputs of one head, in float32 and in other types; up to the last
+#: an operator of torch computes them without a plan under a mask, too.
+_FEW_OUTPUTS, _FEW_IN_16_BITS = 16, 32
 #: One object, whose part of a plan's key is known.
 CAUSAL: Support = Causal()
 
@@ -179,16 +179,17 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     longer than few pairs; `None` if the kernel is not known without a plan."""
     if must_be_planned(Dropped if drop[0] else Normalized):
         return None
-    scale, few = (query.shape[-1] or 1) ** -0.5 if scale is None else scale, query.shape[-2] <= _FEW_OUTPUTS
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
+    few = query.shape[-2] <= (_FEW_OUTPUTS if query.dtype is torch.float32 else _FEW_IN_16_BITS)
     shared = few and not (causal or drop[0]) and _share_keys(query, key, value, mask)
     if shared:
         (samples, heads, outputs, depth), groups = query.shape, key.shape[1]
         query = query.reshape(samples, groups, heads // groups * outputs, depth)
         mask = None if mask is None else _of_groups(mask, heads, groups, outputs)
     y: Tensor | None = exact_attention(query, key, value, mask, causal, scale, drop)
-    if y is None and not (drop[0] or causal) and few and _is_step(query, key, value, mask):
-        y, _ = fused_attention(query, key, value, mask, False, scale)
-        y = y if mask is None or finite(y) else None
+    if y is None and not drop[0] and (few or mask is None) and _is_step(query, key, value, mask):
+        y, _ = fused_attention(query, key, value, mask, causal, scale)
+        y = y if (mask is None and not causal) or finite(y) else None
     return y if y is None or not shared else y.reshape(samples, heads, outputs, y.shape[-1])
 
 
