@@ -111,14 +111,10 @@ def means(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [{"suite": suite, "peer": peer, "group": group, "phase": phase, "lines": len(members),
              "geometric_mean": _rounded(statistics.geometric_mean(line.ratio or 0.0 for line in members)),
              "below_one": [_named(line) for line in members if (line.ratio or 0.0) < 1],
-             "slower": [_named(replace(line, ratio=statistics.median(_ratios(line)))) for line in members
-                        if max(ratios := _ratios(line)) < 1
-                        and statistics.median(ratios) < min(line.extra.get("itself", (1.0,)))]}
+             "slower": [_named(replace(line, ratio=middle)) for line in members
+                        if max(ratios := [line.ratio or 0.0, *line.extra.get("anew", ())]) < 1
+                        and (middle := statistics.median(ratios)) < min(line.extra.get("itself", (1.0,)))]}
             for (suite, peer, group, phase), members in groups.items()]
-
-
-def _ratios(line: Line) -> list[float]:
-    return [line.ratio or 0.0, *line.extra.get("anew", ())]
 
 
 def _named(line: Line) -> str:

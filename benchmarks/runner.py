@@ -114,8 +114,8 @@ def _ratios_anew(case: Case, settings: Settings, edges: int | None, phase: str, 
     comparison = case.build(settings.size(edges))
     works = {entrant.name: entrant.work(phase, upstream) for entrant in (comparison.ours, *comparison.peers)
              if entrant.name in (comparison.ours.name, peer)}
-    copies = {entrant.name: entrant for entrant in case.build(settings.size(edges)).peers}
-    works["itself"] = copies[str(peer)].work(phase, upstream)
+    copy = next(entrant for entrant in case.build(settings.size(edges)).peers if entrant.name == peer)
+    works["itself"] = copy.work(phase, upstream)
     times = alternate(works, repeats=settings.rounds, seconds=settings.limit)
     of_peer = times[str(peer)].median
     return of_peer / times[comparison.ours.name].median, of_peer / times["itself"].median

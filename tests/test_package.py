@@ -54,7 +54,7 @@ def test_modules_spell_out_their_names(home):
 
 
 def test_names_are_sought_as_they_are_declared():
-    """What the type checker reads and what is loaded are the same."""
+    """The type checker reads the same names as are loaded."""
     import ast
     from pathlib import Path
 

@@ -181,23 +181,22 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
         return None
     scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
     few = query.shape[-2] <= (_FEW_OUTPUTS if query.dtype is torch.float32 else _FEW_IN_16_BITS)
-    shared = few and not (causal or drop[0]) and _share_keys(query, key, value, mask)
-    if shared:
+    regrouped = few and not (causal or drop[0]) and _share_keys(query, key, value, mask)
+    if regrouped:
         (samples, heads, outputs, depth), groups = query.shape, key.shape[1]
         query = query.reshape(samples, groups, heads // groups * outputs, depth)
-        mask = None if mask is None else _of_groups(mask, heads, groups, outputs)
+        mask = None if mask is None else _of_groups(mask, heads // groups, outputs)
     y: Tensor | None = exact_attention(query, key, value, mask, causal, scale, drop)
     if y is None and not drop[0] and (few or mask is None) and _is_step(query, key, value, mask):
         y, _ = fused_attention(query, key, value, mask, causal, scale)
         y = y if (mask is None and not causal) or finite(y) else None
-    return y if y is None or not shared else y.reshape(samples, heads, outputs, y.shape[-1])
+    return y if y is None or not regrouped else y.reshape(samples, heads, outputs, y.shape[-1])
 
 
 def _share_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Return True for outputs, without gradients, of heads (B, K, N, D) that share keys: as outputs of one head they
     read each key once."""
-    if (torch.is_grad_enabled() or is_compiling() or not type(query) is type(key) is type(value) is Tensor
-            or not query.dim() == key.dim() == value.dim() == 4):
+    if not _without_gradients(query, key, value):
         return False
     heads, groups = query.shape[1], key.shape[1]
     if not (query.shape[2] > 1 and 0 < groups < heads and heads % groups == 0 and key.shape[1:3] == value.shape[1:3]):
@@ -206,14 +205,21 @@ def _share_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
                             and (mask.dim() == 2 or mask.shape[-3] in (1, heads)))
 
 
-def _of_groups(mask: Tensor, heads: int, groups: int, outputs: int) -> Tensor:
-    """Numbers or booleans (..., K or 1, N or 1, M) for outputs of groups of heads, (..., K' or 1, K / K' N or 1, M)."""
-    own = mask.shape[-3] if mask.dim() > 2 else 1
-    if own == mask.shape[-2] == 1:
+def _of_groups(mask: Tensor, shared: int, outputs: int) -> Tensor:
+    """The numbers or booleans (..., K or 1, N or 1, M) of heads, for the outputs of groups of so many that share keys:
+    (..., K' or 1, K / K' N or 1, M)."""
+    table = mask if mask.dim() > 2 else mask.unsqueeze(0)
+    *lead, heads, rows, inputs = table.shape
+    if heads == rows == 1:
         return mask
-    lead, own = mask.shape[:-3], heads if own > 1 else heads // groups
-    table = (mask if mask.dim() > 2 else mask.unsqueeze(0)).expand(*lead, own, outputs, mask.shape[-1])
-    return table.reshape(*lead, groups if own == heads else 1, heads // groups * outputs, mask.shape[-1])
+    groups = max(heads // shared, 1)
+    return table.expand(*lead, groups * shared, outputs, inputs).reshape(*lead, groups, shared * outputs, inputs)
+
+
+def _without_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return True for plain tensors (B, K, N, D) in a call that records and compiles nothing."""
+    return (not (torch.is_grad_enabled() or is_compiling()) and type(query) is type(key) is type(value) is Tensor
+            and query.dim() == key.dim() == value.dim() == 4)
 
 
 def _is_traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None) -> bool:
@@ -250,8 +256,7 @@ def _traced(query: Tensor, key: Tensor, value: Tensor, table: Tensor | None, cau
 def _is_step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Return True for tensors (B, K, N, D) that torch's fused attention takes, without gradients: decoding in 16 or 64
     bits, whose steps are many and small."""
-    if (torch.is_grad_enabled() or is_compiling() or not type(query) is type(key) is type(value) is Tensor
-            or not query.is_cpu or not query.dim() == key.dim() == value.dim() == 4 or private.watched()):
+    if not _without_gradients(query, key, value) or not query.is_cpu or private.watched():
         return False
     fits = key.shape[:3] == value.shape[:3] and key.shape[0] == query.shape[0] and key.shape[3] == query.shape[3]
     return (fits and query.dtype is key.dtype is value.dtype and key.numel() > 0
@@ -263,8 +268,7 @@ def _one_output(query: Tensor, key: Tensor, value: Tensor, mask: Mask, **options
     *lead, heads, _, depth = query.shape
     groups, bias = key.shape[-3], mask.bias
     shared = heads // groups
-    if bias is not None and bias.dim() > 2 and bias.shape[-3] == heads:
-        bias = bias.reshape(*bias.shape[:-3], groups, shared, bias.shape[-1])
+    bias = None if bias is None else _of_groups(bias, shared, 1)
     y, weights = attend(query.reshape(*lead, groups, shared, depth), key, value, mask._replace(bias=bias), **options)
     y = y.reshape(*y.shape[:-3], heads, 1, y.shape[-1])
     return y, None if weights is None else weights.reshape(*y.shape[:-1], weights.shape[-1])

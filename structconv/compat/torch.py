@@ -778,13 +778,10 @@ class _AvgPool(_Layer):
         compiled, planned = is_dynamo_compiling(), Autotuning.enabled or register.OF_USERS
         if type(input) is Tensor and not (compiled or planned):
             try:  # as a plan would compute it: the few numbers are those of `window_means`, read here in fewer steps
-                if input.requires_grad and input.numel() < FEW_SUMMED:
-                    return self._by_torch(input, self.kernel_size, self.stride, self.padding, self.ceil_mode,
-                                          self.count_include_pad, self.divisor_override)
                 numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
                 axes, divisor, ceil = self.axes, self.divisor_override, self.ceil_mode
                 if numbers < FEW_SUMMED:
-                    by_torch = ceil or (numbers < FEWEST_SUMMED and axes > 1)
+                    by_torch = input.requires_grad or ceil or (numbers < FEWEST_SUMMED and axes > 1)
                     if not by_torch and divisor is None:
                         y = few_means(input, size, stride, padding, axes)
                         if y is not None:

@@ -894,8 +894,8 @@ def test_a_subclass_with_messages_of_its_own_is_one_of_pyg():
 
 
 def test_messages_of_a_mixin_or_of_one_layer_are_not_ignored():
-    """Of a class ahead of ours the layer is PyTorch Geometric's; set on a layer they are refused, and hand it back
-    under a patch."""
+    """A mixin ahead of our layer makes the class one of PyTorch Geometric's. Setting `message` on a layer is refused,
+    and under a patch makes the layer theirs."""
     def message(self, x_j, edge_weight):
         return 2 * x_j * edge_weight.view(-1, 1)
 

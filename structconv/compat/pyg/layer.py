@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import UninitializedParameter
 
 from structconv import torch_compat as private
-from structconv.arguments import check_arguments, explained
+from structconv.arguments import check_arguments, explained, is_own
 from structconv.bases.base import Basis
 from structconv.bases.dense import Identity
 from structconv.bases.matrices import adjacency, lazy_adjacency
@@ -93,8 +93,8 @@ class Layer(MessagePassing):
         self._message_forward_hooks: dict[int, Any] = OrderedDict()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. Another `aggr` takes effect as if the layer were made with it. Another `message` or method
-        of its kind is an error, and makes a layer under `patch` PyTorch Geometric's."""
+        """Set an attribute. Another `aggr` takes effect as if the layer were made with it. A method of message passing
+        is refused; a layer made under `patch()` becomes PyTorch Geometric's."""
         if name in OF_MESSAGES:
             self._need_messages(name)
             return setattr(self, name, value)
@@ -290,14 +290,14 @@ class Layer(MessagePassing):
 def _is_ours(kind: type, name: str) -> bool:
     """Return True if a class of a layer has the method of this name from our layers, and none before theirs."""
     owner = next(base for base in kind.__mro__ if name in base.__dict__)
-    return issubclass(owner, Layer) and owner.__module__.startswith("structconv.")
+    return issubclass(owner, Layer) and is_own(owner)
 
 
 def _theirs(base: type) -> type | None:
     """PyTorch Geometric's layer in place of ours; `None` if there is none."""
     if not issubclass(base, Layer):
         return base
-    if MessagePassing is nn.Module or not base.__module__.startswith("structconv."):
+    if MessagePassing is nn.Module or not is_own(base):
         return None
     return cast(type, getattr(import_module("torch_geometric.nn"), base.__name__))
 
