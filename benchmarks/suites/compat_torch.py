@@ -116,12 +116,13 @@ def _cases() -> list[Case]:
         for name, causal in (("sdpa", False), ("sdpa-causal", True)):
             add(name, size, partial(_products, (batch, heads, length, channels // heads), {"is_causal": causal}))
         decoded = partial(_decoded, leaf(*shape, seed=1).detach())
+        smooth = {**options, "dropout": 0.0, "activation": "gelu"}  # at 0, rounding decides the derivative of ReLU
         for name, kind, counts, run in (
                 ("encoder-layer", "EncoderLayer", (), _called), ("encoder", "Encoder", (), _called),
                 ("decoder-layer", "DecoderLayer", (), decoded), ("decoder", "Decoder", (), decoded),
                 ("transformer", "", (2, 2), decoded)):
-            add(name, size, partial(_layers, f"Transformer{kind}", (channels, heads, *counts, 4 * channels),
-                                    {**options, "dropout": 0.0}, shape, run))
+            add(name, size, partial(_layers, f"Transformer{kind}", (channels, heads, *counts, 4 * channels), smooth,
+                                    shape, run))
     for size, (batch, channels, side, after) in _IMAGES.items():
         for axes in (1, 2, 3):
             shape = batch, channels, *[round(side ** (2 / axes))] * axes

@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -194,13 +194,6 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
         True
     """
 
-    @classmethod
-    def sharing(cls, module: nn.MultiheadAttention) -> Self:
-        """Return a layer that shares the parameters of torch's, without copies."""
-        layer = cls.__new__(cls)
-        layer.__dict__.update(module.__dict__)
-        return layer
-
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
                 need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
                 is_causal: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -301,7 +294,7 @@ class MultiheadAttention(_Layer, nn.MultiheadAttention):
 
     def _split(self, t: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
         """Split the rows of queries, keys and values, `sizes` of them together."""
-        return (t,) if len(sizes) == 1 else t.split([size * self.embed_dim for size in sizes])
+        return (t,) if len(sizes) == 1 else t.split_with_sizes([size * self.embed_dim for size in sizes])
 
     def _mask(self, q: Tensor, k: Tensor, padding: Tensor | None, attn_mask: Tensor | None, hint: bool) -> Mask:
         """The mask of a call, from torch's masks, in which True excludes a key."""
@@ -468,11 +461,11 @@ class Transformer(_Layer, nn.Transformer):
 
 
 def _share(module: nn.Module) -> None:
-    """Put our attention, with the same parameters, in the place of each of torch's in a module."""
+    """Give the parts of a module that are layers of torch our classes, which have the same attributes."""
+    ours = {nn.MultiheadAttention: MultiheadAttention, nn.TransformerEncoder: TransformerEncoder,
+            nn.TransformerEncoderLayer: TransformerEncoderLayer, nn.TransformerDecoderLayer: TransformerDecoderLayer}
     for part in module.modules():
-        for name, child in part.named_children():
-            if type(child) is nn.MultiheadAttention:
-                setattr(part, name, MultiheadAttention.sharing(child))
+        part.__class__ = ours.get(type(part), type(part))
         leave_fast_path(part)
 
 
@@ -781,7 +774,8 @@ class _AvgPool(_Layer):
                 numbers, size, stride, padding = input.numel(), self.kernel_size, self.stride, self.padding
                 axes, divisor, ceil = self.axes, self.divisor_override, self.ceil_mode
                 if numbers < FEW_SUMMED:
-                    by_torch = input.requires_grad or ceil or (numbers < FEWEST_SUMMED and axes > 1)
+                    by_torch = (ceil or (numbers < FEWEST_SUMMED and axes > 1)
+                                or (input.requires_grad and torch.is_grad_enabled()))
                     if not by_torch and divisor is None:
                         y = few_means(input, size, stride, padding, axes)
                         if y is not None:

@@ -52,7 +52,7 @@ def is_few_rows(x: Tensor) -> bool:
 
 def sum_of_rows(x: Tensor, index: Tensor, num: int) -> Tensor:
     """The sums (num, C) of the rows of x (M, C) of each group; `index` (M,) int64 in [0, num). Keeps no x."""
-    return x.new_zeros(num, x.shape[1]).scatter_add(0, index.unsqueeze(1).expand_as(x), x)
+    return x.new_zeros(num, x.shape[1]).scatter_add_(0, index.as_strided(x.shape, (index.stride(0), 0)), x)
 
 
 def segment_max(values: Tensor, index: Tensor, num: int, *, empty: float = 0.0, rows: bool = False) -> Tensor:

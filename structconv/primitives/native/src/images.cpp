@@ -263,15 +263,21 @@ template <class Body> void by_stride(int64_t stride, const Body& body) {
     else body(stride);
 }
 
+// Some processors do not foresee reads of parts of vectors: they are asked for so many numbers ahead.
+constexpr int64_t kAhead = 1024;
+
+inline v8 some(const float* from, int part) { return part == 8 ? load<v8>(from) : load_part<v8>(from, part); }
+inline void put_some(float* to, v8 v, int part) { part == 8 ? store(to, v) : store_part(to, v, part); }
+
 // The sums of so many pairs of neighbors, and numbers twice each.
 inline v8 sums_of_pairs(const float* from, int pairs) {
-    const int half = pairs < 4 ? pairs : 4;
-    const v8 a = load_part<v8>(from, 2 * half), b = pairs > 4 ? load_part<v8>(from + 8, 2 * (pairs - 4)) : v8{};
+    __builtin_prefetch(from + kAhead);
+    const v8 a = some(from, pairs < 4 ? 2 * pairs : 8), b = pairs > 4 ? some(from + 8, 2 * (pairs - 4)) : v8{};
     return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 }
 
 inline void add_twice(float* to, v8 v, int pairs) {
-    const auto add = [&](float* at, v8 twice, int part) { store_part(at, load_part<v8>(at, part) + twice, part); };
+    const auto add = [&](float* at, v8 twice, int part) { put_some(at, some(at, part) + twice, part); };
     add(to, __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3), 2 * (pairs < 4 ? pairs : 4));
     if (pairs > 4) add(to + 8, __builtin_shufflevector(v, v, 4, 4, 5, 5, 6, 6, 7, 7), 2 * (pairs - 4));
 }
@@ -297,9 +303,9 @@ template <bool backward> void means_of_plane(const MeansArgs& a, const float* x,
                     if constexpr (!backward) {
                         v8 sum{};
                         rows([&](int64_t from) { sum += sums_of_pairs(x + from + 2 * o, part); });
-                        store_part(y + at + o, sum * (0.5f * share), part);
+                        put_some(y + at + o, sum * (0.5f * share), part);
                     } else {
-                        const v8 grad = load_part<v8>(x + at + o, part) * (0.5f * share);
+                        const v8 grad = some(x + at + o, part) * (0.5f * share);
                         rows([&](int64_t to) { add_twice(y + to + 2 * o, grad, part); });
                     }
                 }
