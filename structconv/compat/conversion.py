@@ -228,10 +228,14 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
         own.take_fast_path(module)
     formers: dict[int, Any] = {}  # by configuration, which models may share
     for name, module in [(name, part) for name, part in pretrained_in(model)
-                         if part.config._attn_implementation == "structconv"]:
+                         if _BEFORE in part.__dict__ or part.config._attn_implementation == "structconv"]:
         default = formers.get(id(module.config), "sdpa" if getattr(module, "_supports_sdpa", False) else "eager")
-        former = formers[id(module.config)] = module.__dict__.pop(_BEFORE, default)
-        module.set_attn_implementation(former)
+        former = formers[id(module.config)] = module.__dict__.get(_BEFORE, default)
+        parts = former if isinstance(former, dict) else {}
+        module.set_attn_implementation({part: value for part, value in parts.items() if value is not None} or former)
+        for part in [part for part, value in parts.items() if value is None]:  # of no model, so that it had none
+            getattr(module.config, part)._attn_implementation = None
+        module.__dict__.pop(_BEFORE, None)
         text = former if isinstance(former, dict) else f'"{former}"'
         walk.converted[name] = type(module).__name__, f"attn_implementation={text}", ""
 

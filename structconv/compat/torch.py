@@ -349,6 +349,10 @@ def _named_as(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Ca
     return functools.wraps(original, assigned=("__doc__", "__name__", "__annotations__"))
 
 
+#: Steps that an encoder layer may take itself, unless a program has replaced them.
+_FORWARDS = nn.Dropout.forward, nn.LayerNorm.forward, nn.Linear.forward
+
+
 def _normed(norm: Any, x: Tensor) -> Tensor:
     """The call of a norm that is its `forward`."""
     return torch.layer_norm(x, norm.normalized_shape, *weight_and_bias(norm), norm.eps)
@@ -392,11 +396,12 @@ class TransformerEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         if (any(type(one) is not nn.Dropout or (one.training and one.p) for one in dropouts)
                 or not type(norm1) is type(norm2) is nn.LayerNorm or not type(linear1) is type(linear2) is nn.Linear
                 or not all_plain(*dropouts, norm1, norm2, linear1, linear2)
+                or (nn.Dropout.forward, nn.LayerNorm.forward, nn.Linear.forward) != _FORWARDS
                 or type(self)._sa_block is not encoder_attention or type(self)._ff_block is not encoder_linear
                 or "_sa_block" in self.__dict__ or "_ff_block" in self.__dict__):
             return super().forward(src)
         x = _normed(norm1, src) if first else src  # torch's steps, without dropout and checks of masks
-        y = src + self.self_attn(x, x, x, need_weights=False)[0]
+        y = src + self.self_attn(x, x, x, attn_mask=None, key_padding_mask=None, need_weights=False, is_causal=False)[0]
         y = y if first else _normed(norm1, y)
         y = y + _multiplied(linear2, self.activation(_multiplied(linear1, _normed(norm2, y) if first else y)))
         return y if first else _normed(norm2, y)
@@ -432,8 +437,15 @@ class TransformerEncoder(_Layer, nn.TransformerEncoder):
 
     @_named_as(nn.TransformerEncoder.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
-        settings = inspect.signature(super().__init__).bind(*args, **options).arguments
-        super().__init__(**{**settings, "enable_nested_tensor": False})
+        layer = args[0] if args else options.get("encoder_layer")
+        if isinstance(layer, _Layer):
+            take_fast_path(layer)  # for the values that torch would read
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "enable_nested_tensor is True")
+            super().__init__(*args, **options)
+        for part in (layer, *self.modules()):
+            if isinstance(part, _Layer):
+                leave_fast_path(part)
 
 
 class Transformer(_Layer, nn.Transformer):

@@ -288,14 +288,42 @@ def test_ties_hooks_parametrizations_and_modes_stay() -> None:
     assert not isinstance(back[0], compat.Conv2d) and is_parametrized(back[0])
 
 
-def test_torchs_fused_encoder_is_back_after_conversion() -> None:
-    fused = "activation_relu_or_gelu", "use_nested_tensor"
+@pytest.mark.parametrize("options", [{}, {"enable_nested_tensor": False}])
+def test_torchs_fused_encoder_is_back_after_conversion(options: dict[str, bool]) -> None:
+    fused = "activation_relu_or_gelu", "use_nested_tensor", "enable_nested_tensor"
     encoders = [kind.TransformerEncoder(kind.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True), 1,
-                                        enable_nested_tensor=False) for kind in (nn, compat)]
+                                        **options) for kind in (nn, compat)]
     models = [encoders[0], to_torch(encoders[1])[0], to_torch(convert(encoders[0])[0])[0]]
     expected, *actual = ([module.__dict__.get(name) for module in model.modules() for name in fused]
                          for model in models)
     assert 2 in expected and actual == [expected, expected]
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_parts_have_their_former_attention_again() -> None:
+    """A model that refuses another attention beside a backbone that takes it, and a configuration of no model."""
+    import transformers as t
+
+    swin = t.SwinConfig(embed_dim=8, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=2, image_size=64, patch_size=4,
+                        out_features=["stage1", "stage2", "stage3", "stage4"])
+    vision = {"hidden_size": 32, "output_channels": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "mlp_dim": 48, "image_size": 32, "patch_size": 4, "window_size": 4, "global_attn_indexes": [0]}
+    masks = t.Mask2FormerConfig(backbone_config=swin, feature_size=32, mask_feature_size=32, hidden_dim=32,
+                                encoder_feedforward_dim=32, encoder_layers=1, decoder_layers=2, num_attention_heads=4,
+                                dim_feedforward=32)
+    segments = t.SamConfig(vision_config=vision, prompt_encoder_config={"image_size": 32, "patch_size": 4},
+                           mask_decoder_config={"num_hidden_layers": 1})
+    for model in (t.Mask2FormerForUniversalSegmentation(masks), t.SamModel(segments)):
+        before, ours = attention_of(model), convert(model)[0]
+        assert "structconv" in attention_of(ours).values()
+        back, report = to_torch(ours)
+        assert attention_of(back) == before and report.converted
+
+
+def attention_of(model: Any) -> dict[str, Any]:
+    parts = {name: getattr(model.config, name) for name in model.config.sub_configs}
+    return {"": model.config._attn_implementation,
+            **{name: part._attn_implementation for name, part in parts.items() if part is not None}}
 
 
 def pruned_twice(module: nn.Module, name: str) -> None:

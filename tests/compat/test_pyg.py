@@ -507,6 +507,32 @@ def test_values_of_a_sparse_matrix_are_the_weights_of_signed_attention():
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor to CSR")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_matrix_of_attention_weights_and_the_weights_have_a_gradient_together(layout):
+    layer, peer = both("GATConv", P, 2, heads=3)
+    gradients = []
+    for one in (layer, peer):
+        x, matrix = X.double().requires_grad_(), MATRIX if layout == "coo" else MATRIX.to_sparse_csr()
+        _, (weights, alpha) = one(x, matrix, return_attention_weights=True)
+        table = weights.to_dense() if layout == "coo" else weights.to_sparse_coo().to_dense()
+        gradients.append(torch.autograd.grad(table.square().sum() + alpha.pow(3).sum(), x)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+
+
+def test_narrow_gaussians_are_finite_in_16_bits():
+    layer, peer = (library.GMMConv(P, Q, 1, 1).half() for library in (ours, theirs))
+    with torch.no_grad():
+        layer.sigma.fill_(0.003)
+        layer.mu.fill_(0.5)
+    peer.load_state_dict(layer.state_dict())
+    attr = torch.linspace(0.49, 0.51, EDGES.shape[1]).half().unsqueeze(-1).requires_grad_()
+    got, want = (one(X.half(), EDGES, attr) for one in (layer, peer))
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    got.float().sum().backward()
+    assert all(t.grad.isfinite().all() for t in (attr, *layer.parameters()))
+
+
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_edges_of_signed_attention_come_back_as_they_were_given(flow):
     layer, peer = both("FAConv", P, flow=flow)

@@ -482,3 +482,21 @@ def test_a_layer_for_each_direction_starts_from_equal_numbers(name):
         layer = theirs.DirGNNConv(getattr(library, name)(4, 3))
         actual.append([*layer.parameters(), torch.rand(1)])
     assert all(map(torch.equal, *actual))
+
+
+def test_loaders_of_a_patch_reach_workers_that_are_not_patched():
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    node = torch.arange(40)
+    whole = Data(x=node.unsqueeze(-1).float(), edge_index=torch.stack([node, (node + 1) % 40]))
+    with ours.patch():
+        from torch_geometric.loader import GraphSAINTNodeSampler
+
+        batches = list(NeighborLoader(whole, [1], batch_size=20, num_workers=1, multiprocessing_context="spawn"))
+        drawn = pickle.loads(pickle.dumps(GraphSAINTNodeSampler(whole, batch_size=10, num_steps=2, log=False)))
+    assert [batch.num_nodes for batch in batches] == [21, 21]
+    for batch in batches:
+        source, target = batch.x.squeeze(-1)[batch.edge_index]
+        assert torch.equal((source + 1) % 40, target)
+    assert len(list(drawn)) == 2

@@ -482,6 +482,26 @@ def test_the_whole_transformer(recwarn: pytest.WarningsRecorder) -> None:
     assert kept.encoder is custom and type(custom.layers[0].self_attn) is nn.MultiheadAttention
 
 
+def test_the_parts_of_an_encoder_layer_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By modules that take torch's arguments, and by other steps of a class."""
+    class Own(nn.Module):
+        batch_first = True
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Any, key_padding_mask: Any, need_weights: bool,
+                    is_causal: bool) -> tuple[Tensor, None]:
+            return q + 1, None
+
+    ours, theirs = (kind.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for kind in (compat, nn))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 8)
+    for kind in (nn.LayerNorm, nn.Linear, nn.Dropout):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "forward", lambda self, x, before=kind.forward: 2 * before(self, x))
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+    ours.self_attn = theirs.self_attn = Own()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_samples_without_keys_are_zero(kind: torch.dtype, need_weights: bool) -> None:

@@ -173,8 +173,7 @@ def _with_weights(layer: Layer, y: Tensor, connectivity: Any, edges: Graph, alph
     if alpha is None:
         return y
     if isinstance(connectivity, Tensor) and is_sparse(connectivity):
-        matrix = matrix_of(alpha, edges, connectivity.layout)
-        return y, (matrix, matrix.values())
+        return y, matrix_of(alpha, edges, connectivity.layout)
     index = edges.edge_index
     if edges.edge_weight is not None:  # without the edges that take no part
         present = edges.edge_weight.isfinite().nonzero().squeeze(-1)

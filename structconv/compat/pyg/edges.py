@@ -108,15 +108,15 @@ def _of_matrix(matrix: Any) -> Graph:
                  edge_weight=value if numbers else None, edge_attr=None if numbers else value)
 
 
-def matrix_of(values: Tensor, graph: Graph, layout: torch.layout) -> Tensor:
-    """The values (E, ...) of the edges as a sparse matrix (N, M, ...) whose rows are the targets."""
+def matrix_of(values: Tensor, graph: Graph, layout: torch.layout) -> tuple[Tensor, Tensor]:
+    """The values (E, ...) of the edges as a sparse matrix (N, M, ...) whose rows are the targets, and in its order."""
     order = (graph.target.long() * graph.num_inputs + graph.source).argsort(stable=True)
     target, source, values = graph.target[order].long(), graph.source[order].long(), values[order]
     shape = (graph.num_outputs, graph.num_inputs, *values.shape[1:])
     if layout is torch.sparse_csr:
         starts = torch.searchsorted(target, torch.arange(graph.num_outputs + 1, device=target.device))
-        return torch.sparse_csr_tensor(starts, source, values, shape)
-    return torch.sparse_coo_tensor(torch.stack([target, source]), values, shape, is_coalesced=True)
+        return torch.sparse_csr_tensor(starts, source, values, shape), values
+    return torch.sparse_coo_tensor(torch.stack([target, source]), values, shape, is_coalesced=True), values
 
 
 def _parts(graph: Graph) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -17,6 +17,7 @@ from structconv.compat.pyg.layer import Channels, Layer, Nodes, pair
 from structconv.compat.pyg.linear import Linear, draw, glorot, is_product
 from structconv.compat.pyg.operator import apply, is_few, sum_heads
 from structconv.errors import ConfigError, ShapeError
+from structconv.primitives.functions import sum_dtype
 from structconv.structures.graph import Graph
 from structconv.weights import Full
 from structconv.weights.base import plus
@@ -158,13 +159,15 @@ class GMMConv(Layer):
         if edge_attr is None or edge_attr.dim() != 2 or edge_attr.shape[1] != self.dim:
             raise ShapeError("GMMConv", f"edge_attr must have shape (E, dim={self.dim})",
                              "none" if edge_attr is None else tuple(edge_attr.shape))
-        g, mu = self.g, self.mu  # read once: a parametrization may change them at each reading
-        scale = -0.5 / (1e-15 + self.sigma.pow(2))
+        g = self.g  # read once: a parametrization may change it at each reading
+        wide = sum_dtype(g.dtype)  # squares of small deviations have no reciprocal in 16 bits
+        mu, scale = self.mu.to(wide), -0.5 / (1e-15 + self.sigma.to(wide).pow(2))
         if mu.dim() == 2:  # operators are faster along the edges
             at = edge_attr.mT.contiguous().unsqueeze(1)
             gaussians = ((at - mu.mT.unsqueeze(-1)).pow(2) * scale.mT.unsqueeze(-1)).sum(0).exp().mT
         else:
             gaussians = ((edge_attr.view(-1, 1, 1, 1, self.dim) - mu).pow(2) * scale).sum(-1).exp()
+        gaussians = gaussians if wide is g.dtype else gaussians.to(g.dtype)
         by_kernel = (self.kernel_size, self.out_channels)
         if self.separate_gaussians:
             filters = (gaussians * g.unflatten(-1, by_kernel[::-1])).sum(-1)
@@ -228,6 +231,5 @@ class FAConv(Layer):
         if return_attention_weights is None:
             return y
         if isinstance(edge_index, Tensor) and is_sparse(edge_index):
-            matrix = matrix_of(alpha, edges, edge_index.layout)
-            return y, (matrix, matrix.values())
+            return y, matrix_of(alpha, edges, edge_index.layout)
         return y, (edges.edge_index if self.flow == "source_to_target" else edges.edge_index.flip(0), alpha)

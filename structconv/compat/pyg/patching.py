@@ -63,8 +63,9 @@ class Patch:
                 replacements.append((original, self._counted(name, replacement, original)))
         sampling.take_over(self._set, self.replaced)
         for name in sampling.LOADERS:
-            original = getattr(loader, name)
-            replacements.append((original, sampling.loader(original, self.replaced)))
+            kind: Any = sampling.loader(name)
+            kind.counts = self.replaced
+            replacements.append((getattr(loader, name), kind))
         self._set_everywhere(replacements)
 
     def _maker(self, name: str, ours: Any, original: Any) -> Callable[..., None]:

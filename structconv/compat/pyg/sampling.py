@@ -7,8 +7,8 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,17 +42,25 @@ def take_over(replace: Callable[[Any, str, Any], None], counts: Counter[str]) ->
             initialize(sampler, *args, **options)
         counts["NeighborSampler"] += 1
 
+    def reduce(sampler: Any, protocol: Any) -> tuple[Any, ...]:
+        return _patched, (type(sampler),), sampler.__dict__
+
     replace(module.NeighborSampler, "__init__", init)
+    replace(module.NeighborSampler, "__reduce_ex__", reduce)
     replace(module.NeighborSampler, "_sample", _sample)
     for name in ("WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE"):
         replace(typing, name, True)
 
 
-def loader(original: type, counts: Counter[str]) -> type:
-    """Our loader of this name, with the arguments of theirs; `counts` counts those that are made."""
-    ours, signature = getattr(data, original.__name__), inspect.signature(original)
+@cache
+def loader(name: str) -> type:
+    """Our loader of this name, with the arguments of theirs; its `counts` count those that are made."""
+    original = getattr(importlib.import_module("torch_geometric.loader"), name)
+    ours, signature = getattr(data, name), inspect.signature(original)
 
     class Loader(ours):  # type: ignore[misc, valid-type]
+        counts: ClassVar[Counter[str]] = Counter()
+
         def __init__(self, *args: Any, **options: Any) -> None:
             options = signature.bind(*args, **options).arguments
             others = options.pop("kwargs", {})
@@ -60,10 +68,23 @@ def loader(original: type, counts: Counter[str]) -> type:
                 if (value := options.pop(name)) != signature.parameters[name].default and name not in _UNUSED:
                     raise ConfigError(original.__name__, f"{name} must be left out under patch()", repr(value))
             super().__init__(**options, **others)
-            counts[original.__name__] += 1
+            Loader.counts[original.__name__] += 1
 
-    Loader.__name__ = Loader.__qualname__ = original.__name__
+    Loader.__name__ = Loader.__qualname__ = name
     return Loader
+
+
+def __getattr__(name: str) -> type:
+    """The classes of loaders, by which pickle finds them in a worker."""
+    if name in LOADERS:
+        return loader(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _patched(kind: Any) -> Any:
+    """A sampler of theirs without its attributes, in a worker, whose process samples as the one that made it."""
+    importlib.import_module("structconv.compat.pyg.patching").patch()
+    return kind.__new__(kind)
 
 
 #: Their samplers, with the tensors of their edges, and the same edges in our form.
