@@ -61,7 +61,7 @@ class Patch:
                 self._set(original, "__init__", self._maker(name, replacement, original))
             else:
                 replacements.append((original, self._counted(name, replacement, original)))
-        sampling.take_over(self._set, self.replaced)
+        sampling.take_over(self._set, self.replaced, _in_worker)
         for name in sampling.LOADERS:
             kind: Any = sampling.loader(name)
             kind.counts = self.replaced
@@ -224,6 +224,12 @@ def patch() -> Patch:
         _active.append(Patch(*(require(f"torch_geometric.{name}", "structconv.compat.pyg.patch", "tools")
                                for name in ("nn", "utils", "loader"))))
     return _active[0]
+
+
+def _in_worker(kind: Any) -> Any:
+    """An empty sampler of theirs in a process that samples from now on as the one that has pickled it."""
+    patch()
+    return kind.__new__(kind)
 
 
 def unpatch() -> None:

@@ -29,8 +29,9 @@ LOADERS = ("ClusterData", "ClusterLoader", "GraphSAINTEdgeSampler", "GraphSAINTN
 _UNUSED = frozenset(("save_dir", "filename", "log", "recursive", "sparse_format"))
 
 
-def take_over(replace: Callable[[Any, str, Any], None], counts: Counter[str]) -> None:
-    """Replace how neighbors are drawn by `replace(owner, name, value)`; `counts` counts the samplers."""
+def take_over(replace: Callable[[Any, str, Any], None], counts: Counter[str], made: Callable[[Any], Any]) -> None:
+    """Replace how neighbors are drawn by `replace(owner, name, value)`; `counts` counts the samplers, and pickle makes
+    them by `made(class)`, where it then sets their attributes."""
     module = importlib.import_module("torch_geometric.sampler.neighbor_sampler")
     typing = importlib.import_module("torch_geometric.typing")
     initialize = module.NeighborSampler.__init__
@@ -43,7 +44,7 @@ def take_over(replace: Callable[[Any, str, Any], None], counts: Counter[str]) ->
         counts["NeighborSampler"] += 1
 
     def reduce(sampler: Any, protocol: Any) -> tuple[Any, ...]:
-        return _patched, (type(sampler),), sampler.__dict__
+        return made, (type(sampler),), sampler.__dict__
 
     replace(module.NeighborSampler, "__init__", init)
     replace(module.NeighborSampler, "__reduce_ex__", reduce)
@@ -79,12 +80,6 @@ def __getattr__(name: str) -> type:
     if name in LOADERS:
         return loader(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _patched(kind: Any) -> Any:
-    """A sampler of theirs without its attributes, in a worker, whose process samples as the one that made it."""
-    importlib.import_module("structconv.compat.pyg.patching").patch()
-    return kind.__new__(kind)
 
 
 #: Their samplers, with the tensors of their edges, and the same edges in our form.
