@@ -206,8 +206,8 @@ def _share_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
 
 
 def _of_groups(mask: Tensor, shared: int, outputs: int) -> Tensor:
-    """The numbers or booleans (..., K or 1, N or 1, M) of heads, for the outputs of groups of so many that share keys:
-    (..., K' or 1, K / K' N or 1, M)."""
+    """Regroup a mask (..., K or 1, N or 1, M) of K heads, each `shared` of which share keys, as one of K' = K / shared
+    heads with shared * N outputs: (..., K' or 1, shared * N or 1, M)."""
     table = mask if mask.dim() > 2 else mask.unsqueeze(0)
     *lead, heads, rows, inputs = table.shape
     if heads == rows == 1:

@@ -233,8 +233,9 @@ def _to_torch(walk: Walk, model: nn.Module) -> None:
         former = formers[id(module.config)] = module.__dict__.get(_BEFORE, default)
         parts = former if isinstance(former, dict) else {}
         module.set_attn_implementation({part: value for part, value in parts.items() if value is not None} or former)
-        for part in [part for part, value in parts.items() if value is None]:  # of no model, so that it had none
-            getattr(module.config, part)._attn_implementation = None
+        for part, value in parts.items():
+            if value is None:  # a configuration of no model, which had none
+                getattr(module.config, part)._attn_implementation = None
         module.__dict__.pop(_BEFORE, None)
         text = former if isinstance(former, dict) else f'"{former}"'
         walk.converted[name] = type(module).__name__, f"attn_implementation={text}", ""

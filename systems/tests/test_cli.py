@@ -28,7 +28,7 @@ def started(*words: str, **options) -> subprocess.Popen:
 
 
 def terminated(runs: list[Path], *words: str) -> str:
-    """What a command said that had SIGTERM once all runs had metrics; it ended as an interrupted one does."""
+    """Stop a command by SIGTERM once its runs have metrics. Check that it ends as interrupted; return its stderr."""
     process = started(*words)
     while not all((run / "metrics.jsonl").exists() for run in runs):
         assert process.poll() is None, process.communicate()

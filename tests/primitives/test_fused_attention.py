@@ -194,7 +194,7 @@ def test_numbers_that_are_none_stay_so_whatever_their_bits() -> None:
     "f, x = MultiheadAttention(8, 2, batch_first=True), [torch.randn(2, 5, 8)] * 3"])
 def test_the_first_use_of_a_process_may_be_compiled_whole(program: str) -> None:
     code = ("import torch\nfrom structconv.compat.torch import MultiheadAttention, scaled_dot_product_attention\n"
-            f"{program}\ntorch.compile(f, fullgraph=True, dynamic=True, backend='eager')(*x)")
+            f"{program}\ntorch.compile(f, fullgraph=True, dynamic=True, backend='aot_eager')(*x)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -146,8 +146,6 @@ def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = Non
     check_choice("scatter", "reduce", reduce, ("sum", "add", "mean", "max", "min"))
     if not isinstance(index, Tensor) or index.dim() != 1 or index.shape[0] != src.shape[dim]:
         raise ConfigError("scatter", f"index must be of shape (E={src.shape[dim]},)", _described(index))
-    if dim == 0 and src.dim() == 2:
-        return pooled(src, index, dim_size, reduce)
     return _by_rows(src, dim, lambda rows: pooled(rows, index, dim_size, reduce))
 
 
